@@ -30,6 +30,10 @@ RPC_GROUND = {
 }
 RPC_GROUND |= {
     "rpc.annotations",
+    "rpc.array_types",
+    "rpc.item_types",
+    "rpc.hints",
+    "rpc.packing",
     "rpc.beginning",
     "rpc.shares",
     "rpc.weights",
@@ -101,7 +105,7 @@ ROOMS = [
     ],
     [{"streams"}],
     [RPC_GROUND],
-    [{"rpc.turns", "rpc.paging"}],
+    [{"rpc.turns", "rpc.paging", "rpc.gathering"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [
         {"rpc.failures"},
@@ -112,7 +116,10 @@ ROOMS = [
         {"rpc.interceptors"},
         {"rpc.builtin"},
     ],
-    [{"rpc.channel", "rpc.pending"}, {"rpc.callee", "rpc.host", "rpc.running", "rpc.taking"}],
+    [
+        {"rpc.channel", "rpc.pending", "rpc.fetching"},
+        {"rpc.callee", "rpc.host", "rpc.running", "rpc.taking", "rpc.answers"},
+    ],
     [{"rpc.pool"}, {"rpc.client_interceptors"}, {"rpc.dynamic_client"}],
     [{"rpc.client"}, {"rpc.server"}],
     [{"rpc"}],

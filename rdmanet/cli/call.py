@@ -121,7 +121,7 @@ async def _listed(args: argparse.Namespace, host: str, port: int | None) -> None
                 print(f"  {printable(str(method), 4096)}")
             for struct, (_, _, _, fields) in schema.structs.items():
                 shown = ", ".join(
-                    f"{n}: {text(type_)}{'' if needed else ' = ...'}" for n, type_, needed in fields
+                    f"{n}: {text(type_)}{'' if needed else ' = ...'}" for n, type_, needed, *_ in fields
                 )
                 print(f"  {printable(f'{struct}: {shown}', 4096)}")
 

@@ -21,13 +21,17 @@ From the top; a module imports only what stands below it:
     channel, callee         a client's side of one connection;  a server's
     pending, running        a call of a client;  one that a server executes
     builtin                 health and reflection, which every server has
+    answers, taking         what a server sends for a result;  what it gets for the arguments
+    fetching                what a client gets for a result
     lending, streaming      buffers by reference;  streams of items
     keepalive, around       whether the other program answers;  interceptors
     link, endpoints         one connection as messages;  the three transports
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format
     stats                   what each side counts of each method
-    arrays                  buffers and arrays: annotations, and what is sent for them
+    gathering, packing      the memory of arrays that are inside of others
+    arrays, array_types     buffers and arrays: annotations, and what is sent for them
+    item_types, hints       the types of their items;  the annotations of the parts of a type
     turns                   who writes next when the transport takes more
     buffer, describe, limits, carried, errors, marks, retry, context
 """

@@ -19,7 +19,6 @@ over.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -27,7 +26,7 @@ from typing import Any, cast
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc import lending
+from rdmanet.rpc.answers import Answers, is_long
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.call_metadata import Metadata, decoded
@@ -35,17 +34,11 @@ from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, CallInfo
 from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
-from rdmanet.rpc.failures import error_of, mistake, report, send_failure, unsendable, when_read
+from rdmanet.rpc.failures import error_of, mistake, report, send_failure, when_read
 from rdmanet.rpc.host import Host
 from rdmanet.rpc.interceptors import chained
 from rdmanet.rpc.keepalive import Keepalive
-from rdmanet.rpc.lending import (
-    Outgoing,
-    at_once,
-    goes_by_reference,
-    in_message,
-    lent,
-)
+from rdmanet.rpc.lending import at_once
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
@@ -57,21 +50,20 @@ from rdmanet.rpc.messages import (
     Hello,
     Item,
     OutReply,
-    OutReplyReturning,
     Ping,
     Pong,
     Release,
     Window,
     check_hello,
-    raw,
 )
 from rdmanet.rpc.method import Kind
+from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Held, Share
 from rdmanet.rpc.stats import counters_of
-from rdmanet.rpc.streaming import Receiving, Sending
-from rdmanet.rpc.taking import take
+from rdmanet.rpc.streaming import Receiving, Sending, item_of
+from rdmanet.rpc.taking import take, unpack
 
 
 class Callee:
@@ -107,13 +99,14 @@ class Callee:
             is_server=True,
             on_unfinished=self._unfinished,
         )
+        self._answers = Answers(self.link, self.book, self.limits)
         self._parting = Parting(self.link, functools.partial(server.has_heard, self))
 
     # -- the connection ------------------------------------------------------------------------------------
 
     def _made(self) -> None:
         self.server.callees.add(self)
-        self.share = self.server.shares.join(source(self.link.transport))
+        self.share = self._answers.share = self.server.shares.join(source(self.link.transport))
         if self.server.refusal is not None:
             self.link.close()
             return
@@ -232,6 +225,9 @@ class Callee:
             if message.metadata is not NIL:
                 metadata, metadata_bytes = decoded(message.metadata, limits)
                 nbytes += metadata_bytes
+            memory = message.memory
+            if type(memory) is memoryview:
+                nbytes += memory.nbytes
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
             call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
@@ -240,8 +236,14 @@ class Callee:
             if len(raw_arguments) >= method.scale.least:
                 nbytes += method.scale.weigh(raw_arguments, limits.decoded_bytes)
             self.share.begin(running, nbytes)
+            arguments: tuple[Any, ...] = ()
             try:
-                arguments = method.exact(raw_arguments)
+                if memory is not None and method.brings:
+                    running.packed = Packed(
+                        raw_arguments, memory
+                    )  # is decoded when its memory is to be taken
+                else:
+                    arguments = method.exact(raw_arguments)
             except Exception:
                 arguments = method.decode_arguments(raw_arguments)
             if method.kind is Kind.UNARY:
@@ -278,7 +280,8 @@ class Callee:
         if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
             outflow = Outflow(self._stream_bytes)
             held = Held(self.share, running)
-            running.sent = Sending(self.link, outflow, running.counter, held)
+            packed = method.label if method.result_brings else None
+            running.sent = Sending(self.link, outflow, running.counter, held, packed)
             running.sent.number = running.number
         self.book.begin(running.number, method.kind, running, inflow, outflow)
         if running.received is not None:
@@ -290,14 +293,14 @@ class Callee:
             running.cancel()
 
     def _on_item(self, message: Item) -> None:
-        item = bytes(message.item)
+        item = item_of(message)
         running = self.book.item(message.number, len(item) + ITEM_BYTES)
         if running is not None and running.received is not None and not running.received.has_ended:
             running.counter.received_bytes += len(item)
             scale = running.method.item_scale
             try:
-                if len(item) >= scale.least:
-                    scale.weigh(item, self.limits.decoded_bytes)
+                if len(message.item) >= scale.least:
+                    scale.weigh(message.item, self.limits.decoded_bytes)
                 self.share.hold(running, len(item) + ITEM_BYTES, "items")
             except Error as exc:
                 running.received.finish(exc)
@@ -341,27 +344,16 @@ class Callee:
             else:
                 result = await self._execute(running, arguments, buffers)
             if running.sent is not None:
-                self._answer(running, End(running.number))
-                return
-            if self.link.turns.busy:
-                result = self._held(running, result)
-                await self.link.turns.wait()
-            if method.result_is_buffer and (
-                type(result) is not bytes or len(result) >= lending.LEND_BYTES or method.result_is_array
+                self._answers.send(running, End(running.number))
+            elif (
+                self.link.turns.busy
+                or running.borrowed
+                or (method.result_is_apart and (type(result) is not bytes or is_long(method, result)))
             ):
                 held, result = [result], None
-                try:
-                    going = Outgoing.of_result(method.result, held, f"{method.label}: the result")
-                except (TypeError, BufferError) as exc:
-                    raise unsendable(method.label, exc) from exc
-                if goes_by_reference(self.link, going.memory):
-                    await self._lend_result(running, going, timer)
-                else:
-                    self._reply(running, in_message(self.link, going), buffers)
-            elif running.borrowed:
-                self._reply(running, result, buffers)
+                await self._answers.reply(running, held, buffers, timer)
             else:
-                self._answer(running, OutReply(running.number, result))
+                self._answers.send(running, OutReply(running.number, result))
         except asyncio.CancelledError:
             self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
         except BaseException as exc:
@@ -400,6 +392,8 @@ class Callee:
     async def _execute(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
         """Run the method. Returns its result; a stream is sent."""
         method = running.method
+        if running.packed is not None:
+            arguments = await self._unpacked(running, running.packed)
         for index in method.buffers:
             if type(arguments[index]) is not bytes:  # else it is as declared
                 arguments = await self._taken(running, arguments, buffers)
@@ -422,54 +416,13 @@ class Callee:
                 running.taking = False
         return taken
 
-    async def _lend_result(
-        self, running: Running, going: Outgoing, timer: asyncio.TimerHandle | None
-    ) -> None:
-        """Answer with a buffer that goes by reference, and wait until the caller has read it."""
-        if going.buffer is None:  # the memory of a Buffer is the service's own
-            self.share.hold_lent(running, going.memory.nbytes, "results on loan")
-        async with lent(self.link, going) as sent:
-            running.counter.lent_bytes += going.memory.nbytes
-            running.released = self.loop.create_future()
-            self._answer(running, OutReply(running.number, sent), lending=True)
-            if timer is not None:
-                timer.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.limits.lent_seconds):
-                    await running.released
-            self.book.end_loan(running.number, running)
-
-    def _held(self, running: Running, result: Any) -> Any:
-        """A result that waits until the peer reads, in the form in which it is sent, and counted."""
-        if not running.method.result_is_buffer:
-            result = raw(result)
-        nbytes = getattr(result, "nbytes", None)
-        self.share.hold(running, len(result) if nbytes is None else nbytes, "results that are not read")
-        return result
-
-    def _reply(self, running: Running, result: Any, buffers: list[Buffer]) -> None:
-        """Answer with a result that is in the message."""
-        reply = OutReply
-        if running.borrowed:
-            for buffer in buffers:
-                buffer.release()  # before it is said that nobody reads them
-            if running.has_returned:
-                reply = OutReplyReturning
-        self._answer(running, reply(running.number, result))
-
-    def _answer(self, running: Running, message: Any, lending: bool = False) -> None:
-        """Send the one answer of a call, unless the connection is gone."""
-        if not self.link.is_over:
-            running.counter.sent_bytes += self.link.send(message)  # may raise: then this is not the answer
-            if lending:
-                self.book.answered(running.number, lending)
-            else:
-                del self.book.calls[running.number]
-        elif lending:
-            running.release()
-        running.call.is_over = True
-        if running.received is not None or running.sent is not None:
-            running.end_streams()
+    async def _unpacked(self, running: Running, packed: Packed) -> tuple[Any, ...]:
+        """The arguments with the arrays in them."""
+        running.packed, running.taking = None, True
+        try:
+            return await unpack(self.link, self.share, running, packed)
+        finally:
+            running.taking = False
 
     async def _has_raised(self, running: Running, exc: BaseException) -> None:
         """Answer a call whose method has raised this."""

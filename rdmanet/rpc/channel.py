@@ -22,13 +22,20 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
-from rdmanet.rpc import lending
-from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, not_taken
+from rdmanet.rpc.fetching import Fetching
 from rdmanet.rpc.keepalive import Keepalive
-from rdmanet.rpc.lending import Loan, Outgoing, as_declared, fetched, here, lend, loan_of, prepared
-from rdmanet.rpc.limits import Limits, exceeded
+from rdmanet.rpc.lending import (
+    Gathered,
+    Loans,
+    Outgoing,
+    goes_by_reference,
+    lend,
+    memory_in_message,
+    prepared,
+)
+from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
@@ -39,7 +46,9 @@ from rdmanet.rpc.messages import (
     Goaway,
     Hello,
     Item,
+    Lent,
     OutCall,
+    OutCallBringing,
     OutCallWith,
     Ping,
     Pong,
@@ -49,10 +58,11 @@ from rdmanet.rpc.messages import (
     check_hello,
 )
 from rdmanet.rpc.method import Method
+from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.pending import CallDetails, Pending, pump
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.stats import Counter, counters_of, ending_of
-from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended
+from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended, item_of
 
 
 class Channel:
@@ -87,11 +97,11 @@ class Channel:
         self._fitted: list[Method] = []  # by our numbers, if the server has another version
         self._stream_bytes = 0
         self._greeting: asyncio.Future[None] = self.loop.create_future()
-        self._reading_bytes = 0
         self._keepalive_seconds = keepalive
         self._keepalive: Keepalive | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self.link = Link(self.loop, limits.message_bytes, self._handlers, self._made, self._lost)
+        self.fetching = Fetching(self.link, limits, self._release)
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -196,19 +206,21 @@ class Channel:
         """
         if self._fitted:
             call = call.fitted(self._fitted)
-        arguments = call.arguments
-        if call.method.buffers:
-            arguments, loans = prepared(self.link, call.method, arguments)
-            if loans:
-                return self._call_lending(call, arguments, loans)
-        return self._call(call, arguments)
+        method, arguments = call.method, call.arguments
+        loans: Loans = []
+        if method.buffers:
+            arguments, loans = prepared(self.link, method, arguments)
+        if method.brings and not loans:
+            packing = Packing(arguments, method.label)
+            if not goes_by_reference(self.link, packing.nbytes):
+                return self._call(call, packing.raw, (), memory_in_message(self.link, packing))
+            return self._call_lending(call, arguments, loans)
+        return self._call_lending(call, arguments, loans) if loans else self._call(call, arguments)
 
-    async def _call_lending(
-        self, call: CallDetails, arguments: tuple[Any, ...], loans: list[tuple[int, Outgoing]]
-    ) -> Any:
+    async def _call_lending(self, call: CallDetails, arguments: tuple[Any, ...], loans: Loans) -> Any:
         async with contextlib.AsyncExitStack() as block:
-            arguments = await self._lend(call, arguments, loans, block)
-            return await self._call(call, arguments, loans)
+            sent, memory = await self._lend(call, arguments, loans, block)
+            return await self._call(call, sent, loans, memory)
 
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results. It begins with the first one that is asked for."""
@@ -228,13 +240,13 @@ class Channel:
         self,
         call: CallDetails,
         arguments: tuple[Any, ...],
-        loans: list[tuple[int, Outgoing]],
+        loans: Loans,
         block: contextlib.AsyncExitStack,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Any, memoryview | Lent | None]:
         counter = self._counters[call.method.number]
         try:
             async with asyncio.timeout_at(call.deadline):
-                return await lend(self.link, arguments, loans, block, counter)
+                return await lend(self.link, call.method, arguments, loans, block, counter)
         except TimeoutError:
             raise not_begun(late()) from None
         except Error as exc:
@@ -245,12 +257,14 @@ class Channel:
         self,
         pending: Pending,
         call: CallDetails,
-        arguments: tuple[Any, ...],
+        arguments: Any,
+        memory: memoryview | Lent | None = None,
         inflow: Inflow | None = None,
         outflow: Outflow | None = None,
     ) -> asyncio.TimerHandle | None:
         """Take a number, and send Call. Returns the timer of the deadline.
 
+        :param arguments: a tuple, or what it is in msgpack, and the memory of its arrays
         :raises Error: it was not sent, and has not begun
         """
         method, deadline, metadata, link = call.method, call.deadline, call.metadata, self.link
@@ -270,7 +284,10 @@ class Channel:
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
             pending.place = self.book.begun
             try:
-                if metadata is None:
+                if memory is not None:
+                    message = OutCallBringing(number, there, left_us, arguments, metadata or {}, memory)
+                    length = link.send(message)
+                elif metadata is None:
                     length = link.send(OutCall(number, there, left_us, arguments))
                 else:
                     length = link.send(OutCallWith(number, there, left_us, arguments, metadata))
@@ -297,7 +314,11 @@ class Channel:
         return True
 
     async def _call(
-        self, call: CallDetails, arguments: tuple[Any, ...], loans: Sequence[tuple[int, Outgoing]] = ()
+        self,
+        call: CallDetails,
+        arguments: Any,
+        loans: Sequence[tuple[int, Outgoing | Gathered]] = (),
+        memory: memoryview | Lent | None = None,
     ) -> Any:
         """Make a call with these arguments, buffers as they are sent."""
         method, into = call.method, call.into
@@ -308,10 +329,10 @@ class Channel:
         pending = Pending(method, future, counter, into)
         pumping: asyncio.Task[None] | None = None
         if method.stream is None:
-            timer = self._begin(pending, call, arguments)
+            timer = self._begin(pending, call, arguments, memory)
         else:
             outflow = Outflow(self._stream_bytes)
-            timer = self._begin(pending, call, arguments, None, outflow)
+            timer = self._begin(pending, call, arguments, memory, None, outflow)
             pumping = self._pump(pending, outflow, call.stream)
         try:
             try:
@@ -323,11 +344,8 @@ class Channel:
             if pending.returned:
                 for _, going in loans:
                     going.returned = True
-            if method.result_is_buffer and type(result) is not bytes:
-                if into is None and type(result) is memoryview:
-                    result = as_declared(method.result, result)
-                else:
-                    result = await self._buffer(pending, result, call.deadline)
+            if method.result_is_apart and type(result) is not bytes:
+                result = await self.fetching.take(pending, result, call.deadline)
             counter.ok += 1
             counter.seconds += self.link.heard_at - pending.begun_at
             return result
@@ -341,61 +359,25 @@ class Channel:
             if pumping is not None:
                 await ended(pumping)
 
-    async def _buffer(self, pending: Pending, result: Any, deadline: float | None) -> Any:
-        """A result that is a buffer, as the method declares it."""
-        type_, number, into = pending.method.result, pending.number, pending.into
-        loan = loan_of(result)
-        what = f"{pending.method.label}: the result"
-        if loan is None:
-            lending.check(type_, result, Code.INTERNAL, what)
-            return await here(self.link, type_, result, into)
-        if type_ is Buffer:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await lending.found(self.link, loan)  # the program may take memory for all of it
-            except BaseException as exc:
-                self._release(number)
-                if isinstance(exc, TimeoutError):
-                    raise late() from None
-                raise
-            pending.counter.lent_bytes += loan.length
-            return Buffer.of(Loan(self.link, loan, lambda: self._release(number)), loan.length)
-        try:
-            lending.check(type_, result, Code.INTERNAL, what)
-            memory_bytes = loan.length if into is None else 0
-            if memory_bytes > self.limits.lent_bytes - self._reading_bytes:
-                raise exceeded("lent_bytes", self.limits.lent_bytes, f"a result of {memory_bytes} bytes")
-            self._reading_bytes += memory_bytes
-            try:
-                async with asyncio.timeout_at(deadline):
-                    found = await fetched(self.link, type_, result, loan, into)
-                pending.counter.lent_bytes += loan.length
-                return found
-            except TimeoutError:
-                raise late() from None
-            finally:
-                self._reading_bytes -= memory_bytes
-        finally:
-            self._release(number)
-
     def _release(self, number: int) -> None:
         self.link.send(Release(number))
 
     async def _stream(self, cut: Cut, call: CallDetails) -> AsyncGenerator[Any, None]:
-        method, arguments = call.method, call.arguments
+        method, memory = call.method, None
+        arguments: Any = call.arguments
         async with contextlib.AsyncExitStack() as block:
             block.enter_context(cut)
             if self.link.turns.busy:
                 await self._turn(call.deadline)
-            if method.buffers:
+            if method.buffers or method.brings:
                 arguments, loans = prepared(self.link, method, arguments)
-                arguments = await self._lend(call, arguments, loans, block)
+                arguments, memory = await self._lend(call, arguments, loans, block)
             pending = Pending(method, self.loop.create_future(), self._counters[method.number])
             inflow = Inflow(self.limits.stream_bytes)
-            decode = functools.partial(method.decode_result, most=self.limits.decoded_bytes)
+            decode = functools.partial(method.decode_streamed, most=self.limits.decoded_bytes)
             received = pending.received = Receiving(self.link, inflow, decode)
             outflow = None if method.stream is None else Outflow(self._stream_bytes)
-            timer = self._begin(pending, call, arguments, inflow, outflow)
+            timer = self._begin(pending, call, arguments, memory, inflow, outflow)
             received.number = pending.number
             pumping = None if outflow is None else self._pump(pending, outflow, call.stream)
             try:
@@ -415,7 +397,8 @@ class Channel:
 
     def _pump(self, pending: Pending, outflow: Outflow, items: Any) -> asyncio.Task[None]:
         """The task that sends the caller's stream. If the stream raises, so does the call."""
-        sending = pending.sent = Sending(self.link, outflow, pending.counter)
+        packed = pending.method.label if pending.method.stream_brings else None
+        sending = pending.sent = Sending(self.link, outflow, pending.counter, packed=packed)
         sending.number = pending.number
 
         work = pump(self.link, pending, items, self._abandon)
@@ -433,9 +416,14 @@ class Channel:
         pending.returned = message.returned
         pending.counter.received_bytes += len(message.result)
         if future.done():
-            if pending.method.result_is_buffer:
+            if pending.method.result_is_apart:
                 self._release(message.number)
             return
+        if message.memory is not None:
+            if pending.method.result_brings:
+                future.set_result(Packed(message.result, message.memory))
+                return
+            self._release(message.number)  # that of what this version does not know
         try:
             future.set_result(pending.method.decode_result(message.result, self.limits.decoded_bytes))
         except BaseException as exc:  # also what the constructor of a class has raised
@@ -449,7 +437,7 @@ class Channel:
             pending.failed(message)
 
     def _on_item(self, message: Item) -> None:
-        item = bytes(message.item)
+        item = item_of(message)
         pending = self.book.item(message.number, len(item) + ITEM_BYTES)
         if pending is not None and pending.received is not None:
             pending.counter.received_bytes += len(item)

@@ -12,7 +12,7 @@ A description says what msgpack a type is encoded as, and nothing of the classes
     ["flags", bits]                 combinations of these bits
     ["within", T, {limit: value}]   T with msgspec's constraints: "ge", "max_length", ...
     ["union", T, ...]
-    ["array", T]                    of NumPy's types of items, or of "any" (arrays.py)
+    ["array", T]                    of one type of items, a family of them, or "any" (array_types.py)
     ["struct", name]                its fields are in the table of structs, so that a type may contain itself
 
 An entry of the table is [form, tag, closed, fields]. `form` is "map" or "array". `tag` is None, or [field, value]: what
@@ -26,8 +26,8 @@ writer does not have must be optional for the reader, one that the reader does n
 reader may have more members, as long as msgspec does not give the value to another of them. What the writer leaves out
 must be optional, and if it stands for the writer's default, of the same default. The reader's constraints must follow
 from the writer's. What it accepts, msgspec decodes, and a value that both know does not change on the way. Bytes read a
-buffer, since a client sees to it that it does not go by reference (`Method.fitted`). Nothing but an array reads an
-array: not even "any".
+buffer, since a client sees to it that it does not go by reference (`Method.fitted`); so does an array in a union read
+one. Nothing but an array reads an array: not even "any".
 
 Structs may contain themselves. A pair of structs fits if nothing speaks against it while it is assumed to fit. What
 does not fit under assumptions does not fit at all, and is remembered. What fits is forgotten when the assumption on
@@ -48,7 +48,11 @@ import msgspec
 from msgspec import inspect
 
 from rdmanet.errors import ProtocolError
+from rdmanet.rpc.array_types import array_of, has_array
+from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.errors import Error
+from rdmanet.rpc.hints import fields as field_hints
+from rdmanet.rpc.hints import member, part
 from rdmanet.rpc.weights import SCHEMA_BYTES, Scale
 
 Description = Any
@@ -97,29 +101,40 @@ def describe(annotation: Any, structs: Structs) -> Description:
 
     :raises TypeError: msgspec does not encode it
     """
-    return _Describer(structs).of(inspect.type_info(annotation))
+    return _Describer(structs).of(inspect.type_info(annotation), annotation)
+
+
+def has_arrays(annotation: Any) -> bool:
+    """Whether there are arrays in a type, which `describe` accepts."""
+    describer = _Describer({})
+    describer.of(inspect.type_info(annotation), annotation)
+    return describer.has_arrays
 
 
 class _Describer:
+    """:ivar has_arrays: there was one in what was described"""
+
     def __init__(self, structs: Structs) -> None:
         self._structs = structs
         self._names: dict[type, str] = {}
+        self.has_arrays = False
 
-    def of(self, info: Any) -> Description:
+    def of(self, info: Any, hint: Any) -> Description:
+        """The description of a type, of which msgspec says this, and whose annotation this is."""
         limits = {name: limit for name in _LIMITS if (limit := getattr(info, name, None)) is not None}
-        found = self._without_limits(info)
+        found = self._without_limits(info, hint)
         return ["within", found, limits] if limits else found
 
-    def _without_limits(self, info: Any) -> Description:
+    def _without_limits(self, info: Any, hint: Any) -> Description:
         kind = type(info)
         if kind in _SCALARS:
             return _SCALARS[kind]
         if isinstance(info, _LISTS):
-            return ["list", self.of(info.item_type)]
+            return ["list", self.of(info.item_type, part(hint))]
         if isinstance(info, inspect.TupleType):
-            return ["tuple", *map(self.of, info.item_types)]
+            return ["tuple", *(self.of(item, part(hint, at)) for at, item in enumerate(info.item_types))]
         if isinstance(info, inspect.DictType):
-            return ["dict", self.of(info.key_type), self.of(info.value_type)]
+            return ["dict", self.of(info.key_type, part(hint)), self.of(info.value_type, part(hint, 1))]
         if isinstance(info, inspect.EnumType):
             if issubclass(info.cls, enum.Flag):
                 return ["flags", _bits(info.cls)]
@@ -127,12 +142,18 @@ class _Describer:
         if isinstance(info, inspect.LiteralType):
             return ["one of", *sorted(info.values, key=_order)]
         if isinstance(info, inspect.UnionType):
-            return ["union", *sorted(map(self.of, info.types), key=_order)]
+            return ["union", *sorted((self.of(each, member(hint, each)) for each in info.types), key=_order)]
         if isinstance(info, inspect.Metadata):
-            return self.of(info.type)
+            return self.of(info.type, hint)
         if hasattr(info, "fields"):
             return ["struct", self._struct(info)]
-        raise TypeError(f"{getattr(info, 'cls', info)!r} is not a type that msgspec encodes by itself")
+        if isinstance(info, inspect.CustomType) and (array := array_of(info.cls, hint)) is not None:
+            self.has_arrays = True
+            return array.description
+        cls, hints = getattr(info, "cls", info), ""
+        if cls is Buffer:
+            hints = ": an rpc.Buffer is an argument or a result by itself, an array may be anywhere"
+        raise TypeError(f"{cls!r} is not a type that msgspec encodes by itself{hints}")
 
     def _struct(self, info: Any) -> str:
         """The name in the table of a Struct, dataclass, TypedDict or NamedTuple. Names of two classes may be equal."""
@@ -150,9 +171,10 @@ class _Describer:
         table: list[Any] = [*head, []]
         taken = self._structs.setdefault(name, table)
         left_out = _left_out(info) if head[0] == "map" else {}
-        fields = []
+        fields, hints = [], field_hints(info.cls)
         for field in info.fields:
-            fields.append([field.encode_name, self.of(field.type), field.required])
+            described = self.of(field.type, hints.get(field.name, Any))
+            fields.append([field.encode_name, described, field.required])
             how, default = left_out.get(field.name, 0), _default(field)
             if how or default:
                 fields[-1] += [how, default]
@@ -266,7 +288,7 @@ class _Comparer:
         self._failed: set[tuple[str, str]] = set()
 
     def compare(self, written: Description, read: Description, where: str) -> list[str]:
-        if read == "any" and _kind(written) != "array":
+        if read == "any" and not has_array(written, self._by, set()):
             return []
         if isinstance(written, str) and (written == read or [written, read] in _WIDER):
             return []

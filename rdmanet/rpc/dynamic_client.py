@@ -3,7 +3,7 @@
 A server sends its schema to a client that has another one (messages.py: Hello). So this client says that it has none,
 and makes its methods from the answer. Types are checked by the server alone. What plain data, such as JSON has, does
 not have is converted by the schema: bytes, keys of maps that are no texts, structs that go as arrays. An array is given
-as on the wire, [dtype, shape, bytes]; the result of a method that returns one is its bytes.
+as on the wire, [dtype, shape, bytes], also inside of others; the result of a method that returns one is its bytes.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class DiscoveredMethod(Method):
         self.stream = None if self.kind in (Kind.UNARY, Kind.SERVER_STREAM) else ("the stream", stream)
         self.result_description = result
         self.result_is_buffer = result == BUFFER or _kind(result) == "array"
+        self.result_is_apart = self.result_is_buffer
         self.result = Buffer if self.result_is_buffer else Any
         self.buffers = [index for index, parameter in enumerate(self.parameters) if parameter.is_buffer]
         self._result = _buffer if result == BUFFER else _bytes_of_array if self.result_is_buffer else _any

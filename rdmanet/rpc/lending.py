@@ -28,13 +28,16 @@ from typing import Any, Final, Self, cast
 from rdmanet._core import AccessFlags, unfilled
 from rdmanet.errors import RdmaError
 from rdmanet.rpc import snapshot
-from rdmanet.rpc.arrays import ArrayType
+from rdmanet.rpc.array_types import ArrayType, shown
 from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, over
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.gathering import gather
+from rdmanet.rpc.item_types import check_texts, item_type
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import LOANS_MOST, Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.method import Kind, Method
+from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.paging import brought_in, filled
 from rdmanet.rpc.stats import Counter
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
@@ -92,6 +95,11 @@ class Outgoing:
         going.is_settled = settled or is_copy or going.buffer is not None
         return going
 
+    @property
+    def nbytes(self) -> int:
+        """How long the memory is."""
+        return self.memory.nbytes
+
     async def settle(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on nobody changes the memory: if somebody might, copy it, all in one moment."""
         if not self.is_settled:
@@ -103,7 +111,39 @@ class Outgoing:
     def item(self, data: memoryview | Lent) -> memoryview | Lent | Array:
         """What is in the message, with these bytes or the loan of them."""
         array = self._array
-        return data if array is None else Array(array.dtype.str, list(array.shape), data)
+        return data if array is None else Array(item_type(array.dtype), list(array.shape), data)
+
+
+class Gathered:
+    """The memory of all arrays in a message, on its way to be lent; used as an `Outgoing`.
+
+    :param in_one_moment: somebody may change the arrays while they are gathered
+    """
+
+    __slots__ = ("buffer", "memory", "nbytes", "returned", "_in_one_moment", "_packing")
+
+    def __init__(self, packing: Packing, in_one_moment: bool) -> None:
+        self.buffer = None
+        self.returned = False
+        self._in_one_moment = in_one_moment
+        self._packing: Packing | None = packing
+        self.nbytes = packing.nbytes
+        self.memory = memoryview(b"")  # until it is settled
+
+    async def settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Gather it. From now on nobody changes it."""
+        packing, self._packing = self._packing, None
+        if packing is None:
+            return
+        if not self._in_one_moment and (whole := packing.whole) is not None:
+            self.memory = whole
+            return
+        self.memory = memoryview(unfilled(self.nbytes))
+        await gather(loop, packing, self.memory, self._in_one_moment)
+
+    def item(self, data: memoryview | Lent) -> memoryview | Lent:
+        """What is in the message for it."""
+        return data
 
 
 def _buffer_of(array: Any) -> Buffer | None:
@@ -115,11 +155,13 @@ def _buffer_of(array: Any) -> Buffer | None:
     return base if there[0] == here[0] else None
 
 
-def prepared(
-    link: Link, method: Method, arguments: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], list[tuple[int, Outgoing]]]:
+Loans = list[tuple[int, Outgoing | Gathered]]
+"""What is to be lent, with the places among the arguments; -1 of the memory of arrays in them."""
+
+
+def prepared(link: Link, method: Method, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Loans]:
     """The arguments as they are sent, and those that are to be lent, with their places."""
-    loans: list[tuple[int, Outgoing]] = []
+    loans: Loans = []
     for index in method.buffers:
         if index >= len(arguments):
             break  # left out, which only calls without the class do (dynamic_client.py)
@@ -128,16 +170,16 @@ def prepared(
         if type(value) is bytes and len(value) < LEND_BYTES and not parameter.is_array:
             continue  # the quick answer for most
         going = Outgoing(parameter.type, value, f"{method.label}: parameter {parameter.name}")
-        if index not in method.inline and goes_by_reference(link, going.memory):
+        if index not in method.inline and goes_by_reference(link, going.nbytes):
             loans.append((index, going))
         else:
             arguments = (*arguments[:index], in_message(link, going), *arguments[index + 1 :])
     return arguments, loans
 
 
-def goes_by_reference(link: Link, memory: memoryview) -> bool:
-    """Whether the peer is to read this memory by RDMA. It can be lent, if that is done before anything is awaited."""
-    return memory.nbytes >= LEND_BYTES and link.lends and link.loans_left > 0
+def goes_by_reference(link: Link, nbytes: int) -> bool:
+    """Whether the peer is to read so much by RDMA. It can be lent, if that is done before anything is awaited."""
+    return nbytes >= LEND_BYTES and link.lends and link.loans_left > 0
 
 
 def in_message(link: Link, going: Outgoing) -> Any:
@@ -145,11 +187,23 @@ def in_message(link: Link, going: Outgoing) -> Any:
 
     :raises Error: RESOURCE_EXHAUSTED if it could not be lent, and is too long
     """
-    nbytes = going.memory.nbytes
+    _check_length(link, going.memory.nbytes)
+    return going.item(going.memory)
+
+
+def memory_in_message(link: Link, packing: Packing) -> memoryview | None:
+    """The memory of arrays, if it does not go by reference; None if there is none.
+
+    :raises Error: as for `in_message`
+    """
+    _check_length(link, packing.nbytes)
+    return packing.gathered() if packing.nbytes else None
+
+
+def _check_length(link: Link, nbytes: int) -> None:
     if nbytes > link.longest and nbytes >= LEND_BYTES and link.lends and link.loans_left <= 0:
         text = f"{LOANS_MOST} buffers are lent on this connection, and one of {nbytes} bytes cannot go in a message"
         raise exceeded("message_bytes", link.longest, text)
-    return going.item(going.memory)
 
 
 def memory_of(value: Any, what: str) -> memoryview:
@@ -171,24 +225,37 @@ def memory_of(value: Any, what: str) -> memoryview:
 
 async def lend(
     link: Link,
+    method: Method,
     arguments: tuple[Any, ...],
-    loans: list[tuple[int, Outgoing]],
+    loans: Loans,
     block: contextlib.AsyncExitStack,
     counter: Counter,
-) -> tuple[Any, ...]:
-    """Lend what `prepared` has found, until the block ends. Returns the arguments as they are sent."""
+) -> tuple[Any, memoryview | Lent | None]:
+    """Lend what `prepared` has found, and the memory of arrays, until the block ends.
+
+    Returns the arguments as they are sent, and the memory, which is added to the loans if it is one.
+    """
     found = list(arguments)
     for index, going in loans:
-        if goes_by_reference(link, going.memory):
+        assert isinstance(going, Outgoing)
+        if goes_by_reference(link, going.nbytes):
             found[index] = await block.enter_async_context(lent(link, going))
-            counter.lent_bytes += going.memory.nbytes
+            counter.lent_bytes += going.nbytes
         else:  # others have taken the last loans since
             found[index] = in_message(link, going)
-    return tuple(found)
+    if not method.brings:
+        return found, None
+    packing = Packing(found, method.label)
+    if not goes_by_reference(link, packing.nbytes):
+        return packing.raw, memory_in_message(link, packing)
+    gathered = Gathered(packing, in_one_moment=False)
+    loans.append((-1, gathered))
+    counter.lent_bytes += packing.nbytes
+    return packing.raw, await block.enter_async_context(lent(link, gathered))
 
 
 @contextlib.asynccontextmanager
-async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
+async def lent(link: Link, going: Outgoing | Gathered) -> AsyncIterator[Any]:
     """A block in which the peer can read this memory. Yields what is sent for it.
 
     When the block has ended, nobody else can read it.
@@ -213,7 +280,7 @@ async def lent(link: Link, going: Outgoing) -> AsyncIterator[Any]:
                         Code.RESOURCE_EXHAUSTED, f"the peer does not let go of memory: {exc}"
                     ) from exc
                 raise
-            yield going.item(Lent(region.id, going.memory.nbytes))
+            yield going.item(Lent(region.id, going.nbytes))
         finally:
             if binding is not None and regions.take_back(binding, RETURN_S):
                 if going.returned:
@@ -326,8 +393,10 @@ class Into:
         """
         memory, view = self._memory, self._bytes
         if isinstance(value, Array):
-            if (memory.dtype.str, list(memory.shape)) != (value.dtype, value.shape):
-                text = f"the result is an array of {value.dtype!r}, {tuple(value.shape)}: into= is one of "
+            if (item_type(memory.dtype), list(memory.shape)) != (value.dtype, value.shape):
+                text = (
+                    f"the result is an array of {shown(value.dtype)}, {tuple(value.shape)}: into= is one of "
+                )
                 raise Error(Code.OUT_OF_RANGE, f"{text}{memory.dtype.str!r}, {memory.shape}")
             return view, memory
         if nbytes > view.nbytes:
@@ -338,8 +407,8 @@ class Into:
 
 
 def loan_of(value: Any) -> Lent | None:
-    """The loan in what has come for a buffer or an array; None if its bytes have come, too."""
-    data = value.data if isinstance(value, Array) else value
+    """The loan in what has come for a buffer, an array, or arrays in something; None if the bytes have come, too."""
+    data = value.data if isinstance(value, Array) else value.memory if isinstance(value, Packed) else value
     return data if isinstance(data, Lent) else None
 
 
@@ -350,34 +419,55 @@ def check(type_: Any, value: Any, code: Code, what: str) -> None:
         type_.check(value, data.length if isinstance(data, Lent) else data.nbytes, code, what)
 
 
-async def here(link: Link, type_: Any, value: Any, into: Into | None = None) -> Any:
-    """What has come for a buffer or an array with its bytes, as the annotation wants it."""
+async def here(link: Link, type_: Any, value: Any, code: Code, into: Into | None = None) -> Any:
+    """What has come for a buffer or an array with its bytes, as the annotation wants it.
+
+    :param code: of the error if the bytes are no such array's
+    """
     if isinstance(value, memoryview) and into is None:
         return as_declared(type_, value)
     data = cast(memoryview, value.data if isinstance(value, Array) else value)
-    memory, result = _room(type_, value, data.nbytes, into)
+    memory, result = _room(type_, value, data.nbytes, code, into)
     await filled(link.loop, memory, data)
-    return result
+    return _given(type_, result, code)
 
 
-async def fetched(link: Link, type_: Any, value: Any, loan: Lent, into: Into | None = None) -> Any:
+async def fetched(
+    link: Link, type_: Any, value: Any, loan: Lent, code: Code, into: Into | None = None
+) -> Any:
     """What has come for a buffer or an array on loan, as the annotation wants it.
 
     Its size has been checked against the limits. If the program has none to write it `into`, memory is taken for it.
+
+    :param code: as for `here`
     """
     remote = await found(link, loan)
-    memory, result = _room(type_, value, loan.length, into)
+    memory, result = _room(type_, value, loan.length, code, into)
     await brought_in(link.loop, memory)
     await read_offer(link, remote, memory, 0)
-    return type_(memory) if type_ in (bytes, bytearray) else result
+    return type_(memory) if type_ in (bytes, bytearray) else _given(type_, result, code)
 
 
-def _room(type_: Any, value: Any, nbytes: int, into: Into | None) -> tuple[memoryview, Any]:
+def _given(type_: Any, result: Any, code: Code) -> Any:
+    """A result as the program gets it, when its bytes are here."""
+    if not isinstance(type_, ArrayType):
+        return result
+    try:
+        check_texts(result)
+        return type_.given(result)
+    except ValueError as exc:
+        raise Error(code, str(exc)) from None
+
+
+def _room(type_: Any, value: Any, nbytes: int, code: Code, into: Into | None) -> tuple[memoryview, Any]:
     """Memory for so many bytes, and the result that they make."""
     if into is not None:
         return into.room(value, nbytes)
     if isinstance(value, Array):
-        array = type_.empty(value)
+        try:
+            array = type_.empty(value)
+        except ValueError as exc:
+            raise Error(code, str(exc)) from None
         return bytes_of(array), array
     memory = memoryview(unfilled(nbytes))
     return memory, memory.toreadonly()

@@ -42,6 +42,7 @@ U53 = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 """What every language has exact numbers for."""
 _Text = Annotated[str, Meta(max_length=TEXT_MOST)]
 _Name = Annotated[str, Meta(max_length=256)]
+_ItemName = Annotated[str, Meta(max_length=32)]
 
 
 class _Message(msgspec.Struct, array_like=True, gc=False):
@@ -49,6 +50,13 @@ class _Message(msgspec.Struct, array_like=True, gc=False):
 
 
 NIL: Final = Raw(b"\xc0")
+
+
+class Lent(msgspec.Struct, array_like=True, frozen=True):
+    """In place of the bytes of a buffer: they are in memory that the sender has on offer on this connection."""
+
+    offer: U32
+    length: U53
 
 
 class Hello(_Message, tag=0):
@@ -77,6 +85,8 @@ class Call(_Message, tag=1):
     arguments: Raw
     metadata: Raw = NIL
     """A map from names to texts or bytes."""
+    memory: memoryview | Lent | None = None
+    """That of arrays inside of the arguments, or the loan of it; see `Placed`."""
 
 
 class Reply(_Message, tag=2):
@@ -86,6 +96,7 @@ class Reply(_Message, tag=2):
     result: Raw
     returned: bool = False
     """The callee reads nothing of the call's arguments on loan any more, and will not."""
+    memory: memoryview | Lent | None = None
 
 
 class Failure(_Message, tag=3):
@@ -105,6 +116,7 @@ class Item(_Message, tag=4):
 
     number: U32
     item: Raw
+    memory: memoryview | None = None
 
 
 class End(_Message, tag=5):
@@ -150,19 +162,33 @@ class Pong(_Message, tag=11):
     token: U53
 
 
-class Lent(msgspec.Struct, array_like=True, frozen=True):
-    """In place of the bytes of a buffer: they are in memory that the sender has on offer on this connection."""
+class Field(msgspec.Struct, array_like=True, frozen=True):
+    """A field of the items of an array of records. One without a name is what lies between two of them."""
 
-    offer: U32
-    length: U53
+    name: _Name
+    type: _ItemName | Annotated[list[Field], Meta(max_length=256)]
+    shape: Annotated[list[U53], Meta(max_length=DIMENSIONS_MOST)] = []
+
+
+ItemType = _ItemName | Annotated[list[Field], Meta(max_length=256)]
+"""The type of the items of an array (item_types.py)."""
 
 
 class Array(msgspec.Struct, array_like=True, frozen=True):
     """An argument or a result that is an array: what its bytes mean, and the bytes, or the loan of them."""
 
-    dtype: Annotated[str, Meta(max_length=8)]
+    dtype: ItemType
     shape: Annotated[list[U53], Meta(max_length=DIMENSIONS_MOST)]
     data: memoryview | Lent
+
+
+class Placed(msgspec.Struct, array_like=True, frozen=True):
+    """An array inside of a list, a struct, ...: what its bytes mean, and where they begin in the message's memory."""
+
+    dtype: ItemType
+    shape: Annotated[list[U53], Meta(max_length=DIMENSIONS_MOST)]
+    place: U53 | bytes
+    """The offset. Or the bytes themselves, from a client that has an array of its own where the server has a union."""
 
 
 Message = Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong
@@ -185,6 +211,13 @@ class OutCallWith(OutCall, tag=1):
     metadata: Any
 
 
+class OutCallBringing(OutCall, tag=1):
+    """The same with the memory of arrays, and perhaps metadata."""
+
+    metadata: Any
+    memory: Any
+
+
 class OutReply(_Message, tag=2):
     number: int
     result: Any
@@ -196,6 +229,13 @@ class OutReplyReturning(OutReply, tag=2):
     returned: bool = True
 
 
+class OutReplyBringing(OutReply, tag=2):
+    """The same with the memory of arrays."""
+
+    returned: bool
+    memory: Any
+
+
 class OutGoaway(_Message, tag=9):
     """Goaway without a number."""
 
@@ -205,6 +245,12 @@ class OutGoaway(_Message, tag=9):
 class OutItem(_Message, tag=4):
     number: int
     item: Any
+
+
+class OutItemBringing(OutItem, tag=4):
+    """The same with the memory of arrays."""
+
+    memory: Any
 
 
 def frame(message: msgspec.Struct) -> bytes:

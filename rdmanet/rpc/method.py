@@ -28,11 +28,13 @@ from typing import Any
 import msgspec
 
 from rdmanet.rpc.annotations import stream_item
-from rdmanet.rpc.arrays import ArrayType, bytes_in, declared, described, is_buffer, wire_type
+from rdmanet.rpc.array_types import ArrayType, declared
+from rdmanet.rpc.arrays import array_in, bytes_in, described, is_buffer, wire_type
 from rdmanet.rpc.buffer import Buffer
-from rdmanet.rpc.describe import BUFFER, Description, Structs, describe
+from rdmanet.rpc.describe import BUFFER, Description, Structs, describe, has_arrays
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.method_options import Options
+from rdmanet.rpc.packing import Packed, Unpacking, unpacked
 from rdmanet.rpc.weights import DETAILS_BYTES, Scale
 
 
@@ -72,11 +74,15 @@ class Method:
     :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
     :ivar inline: which parameters go in the message, whatever their length
+    :ivar brings: whether there are arrays inside of the arguments (packing.py); and so `result_brings`, `stream_brings`
+    :ivar result_is_apart: whether the result may need more than to be decoded
     :ivar exact: decodes arguments that are complete, or raises an Exception
     :ivar scale: weighs arguments before they are decoded, `item_scale` the caller's items
     """
 
     inline: frozenset[int] = frozenset()
+    brings = result_brings = stream_brings = False
+    result_is_apart: bool
 
     def __init__(self, service: str, name: str, function: Any, hints: dict[str, Any]) -> None:
         self.number = -1
@@ -156,8 +162,15 @@ class Method:
         self._checked(self.result, "the result", self.result_is_buffer)
         if self.options.details is not None:
             self._checked(self.options.details, "the details of its errors", False)
+            if has_arrays(self.options.details):
+                text = "the details of its errors cannot have arrays in them: have a list, or bytes"
+                raise TypeError(f"{self.label}: {text}")
         if self.stream is not None:
             self._checked(self.stream[1], f"parameter {self.stream[0]}", False)
+        self.brings = any(has_arrays(each.type) for each in self.parameters if not each.is_buffer)
+        self.result_brings = not self.result_is_buffer and has_arrays(self.result)
+        self.stream_brings = self.stream is not None and has_arrays(self.stream[1])
+        self.result_is_apart = self.result_is_buffer or self.result_brings
         types = [wire_type(p.type) for p in self.parameters]
         fields = [
             (f"_{index}", type_)
@@ -170,10 +183,8 @@ class Method:
             for index, (type_, parameter) in enumerate(zip(types, self.parameters, strict=True))
         ]
         exact: Any = tuple[tuple(types)] if types else tuple[()]  # type: ignore[misc]
-        self.exact = msgspec.msgpack.Decoder(exact).decode
-        self._lenient = msgspec.msgpack.Decoder(
-            msgspec.defstruct(self.name, fields, array_like=True, frozen=True)
-        ).decode
+        self.exact = _decoder(exact)
+        self._lenient = _decoder(msgspec.defstruct(self.name, fields, array_like=True, frozen=True))
         self.scale = Scale(*types)
         result = wire_type(self.result) if self.result_is_buffer else self.result
         self._result, self._result_scale = _decoder(result), Scale(result)
@@ -185,8 +196,8 @@ class Method:
     def fitted(self, there: Any) -> Method:
         """The same method, as it is called at a server that has another version of it.
 
-        Bytes inside of a union go in the message. So a buffer does, where the server has that; and where the server has
-        a buffer, its result is read as one.
+        Bytes and arrays in a union go in the message. So those by themselves do, where the server has that; and where
+        the server has one by itself, its result is read as one.
         """
         found = copy.copy(self)
         _, _, parameters, _, result = there
@@ -195,13 +206,20 @@ class Method:
             for index in self.buffers
             if index < len(parameters)
             and parameters[index][1] != BUFFER
-            and not self.parameters[index].is_array
+            and parameters[index][1][0] != "array"
         )
-        if result == BUFFER and not self.result_is_buffer and self.kind in (Kind.UNARY, Kind.CLIENT_STREAM):
-            found.result, found.result_is_buffer = bytes_in(self.result), True
-            found._result = _decoder(wire_type(memoryview))
-            found._result_scale = Scale(wire_type(memoryview))
+        if self.kind in (Kind.UNARY, Kind.CLIENT_STREAM) and not self.result_is_buffer:
+            if result == BUFFER:
+                found._read_apart(bytes_in(self.result), memoryview)
+            elif result[0] == "array" and (array := array_in(self.result)) is not None:
+                found._read_apart(array, array)
         return found
+
+    def _read_apart(self, result: Any, come: Any) -> None:
+        """Read the result as a buffer or an array by itself."""
+        self.result, self.result_is_buffer, self.result_is_apart = result, True, True
+        self.result_is_array, self.result_brings = isinstance(result, ArrayType), False
+        self._result, self._result_scale = _decoder(wire_type(come)), Scale(wire_type(come))
 
     def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
         if type_ is Buffer and not is_buffer:
@@ -211,7 +229,10 @@ class Method:
                 msgspec.msgpack.Decoder(type_)
                 describe(type_, {})
         except TypeError as exc:
-            raise TypeError(f"{self.label}: {what}: {exc}") from None
+            instead = ""
+            if "custom type" in str(exc):
+                instead = ": an array may be in a union with None, and with others as the field of a struct"
+            raise TypeError(f"{self.label}: {what}: {exc}{instead}") from None
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -283,17 +304,63 @@ class Method:
         try:
             return self._result(raw)
         except Exception as exc:
-            text = f"{self.label}: the server's result is not of its type: {exc}"
-            raise Error(Code.INTERNAL, text) from None
+            raise self.wrong_result(exc) from None
 
-    def decode_sent_item(self, raw: Any) -> Any:
+    def wrong_result(self, exc: BaseException) -> Error:
+        """The error for a result that is not of its type."""
+        return Error(Code.INTERNAL, f"{self.label}: the server's result is not of its type: {exc}")
+
+    # -- with the memory of arrays -------------------------------------------------------------------------
+
+    def unpack_arguments(self, packed: Packed) -> Unpacking:
+        """A call's arguments, whose arrays are still to be filled. They were weighed.
+
+        :raises Error: INVALID_ARGUMENT; the text names the parameter
+        """
+        unpacking = Unpacking(packed)
+        try:
+            unpacking.decode(self.exact)
+        except Exception:
+            unpacking.decode(self.decode_arguments)
+        return unpacking
+
+    def wrong_argument(self, exc: BaseException) -> Error:
+        """The error for an array in the arguments that is refused."""
+        return Error(Code.INVALID_ARGUMENT, f"{self.label}: an argument: {exc}")
+
+    def unpack_result(self, packed: Packed, most: int) -> Unpacking:
+        """A call's result, whose arrays are still to be filled.
+
+        :raises Error: as for `decode_result`
+        """
+        unpacking = Unpacking(packed)
+        unpacking.decode(functools.partial(self.decode_result, most=most))
+        return unpacking
+
+    def decode_streamed(self, item: bytes | Packed, most: int) -> Any:
+        """An item that the callee streams, with the memory of its arrays.
+
+        :raises Error: as for `decode_result`
+        """
+        if not isinstance(item, Packed):
+            return self.decode_result(item, most)
+        try:
+            return self.unpack_result(item, most).fill()
+        except ValueError as exc:
+            raise self.wrong_result(exc) from None
+
+    def decode_sent_item(self, raw: bytes | Packed) -> Any:
         """An item of the caller's stream.
 
         :raises Error: INVALID_ARGUMENT
         """
         try:
+            if isinstance(raw, Packed):
+                unpacking = Unpacking(raw)
+                unpacking.decode(self._item)
+                return unpacking.fill()
             return self._item(raw)
-        except msgspec.MsgspecError as exc:
+        except (msgspec.MsgspecError, ValueError) as exc:
             raise Error(Code.INVALID_ARGUMENT, f"{self.label}: an item of the stream: {exc}") from None
         except Exception:
             raise Error(
@@ -330,4 +397,4 @@ def _same(value: Any) -> Any:
 
 
 def _decoder(type_: Any) -> Callable[[Any], Any]:
-    return msgspec.msgpack.Decoder(type_).decode
+    return msgspec.msgpack.Decoder(type_, dec_hook=unpacked).decode

@@ -15,9 +15,10 @@ A copy into memory that has no pages gets them as it goes. So it is done in the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rdmanet._core import bring_in
@@ -52,15 +53,21 @@ async def filled(loop: asyncio.AbstractEventLoop, memory: memoryview, data: memo
 
 async def _in_pieces(loop: asyncio.AbstractEventLoop, nbytes: int, do: Callable[[int], None]) -> None:
     """Do something for each piece of so many bytes, given its offset."""
+    await in_turns(loop, [functools.partial(do, offset) for offset in range(0, nbytes, PIECE_BYTES)])
+
+
+async def in_turns(loop: asyncio.AbstractEventLoop, steps: Sequence[Callable[[], None]]) -> None:
+    """Do these, each of which is short, without holding up the loop."""
     lock = _locks.setdefault(loop, asyncio.Lock())
-    offset = 0
-    while offset < nbytes:
+    left = iter(steps)
+    step = next(left, None)
+    while step is not None:
         async with lock:  # which is passed on in the order in which it was asked for
             ends_at = time.monotonic() + STEP_S  # a loop's clock may stand still in a turn
-            while offset < nbytes:
-                do(offset)
-                offset += PIECE_BYTES
+            while step is not None:
+                step()
+                step = next(left, None)
                 if time.monotonic() >= ends_at:
                     break
-            if offset < nbytes:
+            if step is not None:
                 await asyncio.sleep(0)

@@ -75,7 +75,7 @@ class Pending(msgspec.Struct, eq=False):
     def has_loan(self) -> bool:
         """Whether a result has come that is on loan."""
         future = self.future
-        if not self.method.result_is_buffer or not future.done() or future.cancelled():
+        if not self.method.result_is_apart or not future.done() or future.cancelled():
             return False
         return future.exception() is None and loan_of(future.result()) is not None
 

@@ -12,6 +12,7 @@ import msgspec
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.method import Method
+from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -35,6 +36,7 @@ class Running(msgspec.Struct, eq=False):
     :ivar lent_bytes: that it holds: allocated for its arguments on loan, or lent as its result
     :ivar borrowed: the peer's memory of these
     :ivar taking: arguments are being taken
+    :ivar packed: the arguments, if they have come with the memory of arrays, and are not decoded
     """
 
     number: int
@@ -55,6 +57,7 @@ class Running(msgspec.Struct, eq=False):
     is_cancelled: bool = False
     borrowed: list[OfferedMemory] = []
     taking: bool = False
+    packed: Packed | None = None
 
     @property
     def has_returned(self) -> bool:

@@ -24,7 +24,8 @@ from typing import Any, Final
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.link import TURN_COST, Link, logger
-from rdmanet.rpc.messages import COST_BYTES, OutItem, Window, raw
+from rdmanet.rpc.messages import COST_BYTES, Item, OutItem, OutItemBringing, Window, raw
+from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.shares import Held
 from rdmanet.rpc.stats import Counter
 
@@ -52,7 +53,7 @@ class Receiving:
         self._link = link
         self._decode = decode
         self._on_taken = on_taken
-        self._items: deque[bytes] = deque()
+        self._items: deque[bytes | Packed] = deque()
         self._put = 0
         self._moved = -1  # how much has, when somebody waited at the last look
         self._waiter: asyncio.Future[None] | None = None
@@ -62,7 +63,7 @@ class Receiving:
         self._seconds = math.inf
         self._other: Outflow | None = None
 
-    def put(self, item: bytes) -> None:
+    def put(self, item: bytes | Packed) -> None:
         """An item has come, and was counted."""
         if not self.has_ended:
             self._items.append(item)
@@ -151,14 +152,23 @@ class Sending:
     """Items of the program's on their way to the peer.
 
     :param held: counts an item that has to wait; None: nobody does
+    :param packed: what begins the text of errors if items have arrays in them (packing.py); None: they have none
     """
 
-    def __init__(self, link: Link, outflow: Outflow, counter: Counter, held: Held | None = None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        outflow: Outflow,
+        counter: Counter,
+        held: Held | None = None,
+        packed: str | None = None,
+    ) -> None:
         self.number = -1
         self.outflow = outflow
         self._link = link
         self._counter = counter
         self._held = held
+        self._packed = packed
         self._error: Error | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -180,8 +190,11 @@ class Sending:
             cost = 0
             async for item in items:
                 held = self._held if self._link.turns.busy or not self.outflow.open else None
-                if held is not None:
+                if self._packed is not None:
+                    item = _packed(item, self._packed)
+                elif held is not None:
                     item = raw(item)
+                if held is not None:
                     held.hold(len(item), "items that are not read")
                 while not self.outflow.open and not self._link.is_over and self._error is None:
                     self._waiter = self._link.loop.create_future()
@@ -194,13 +207,30 @@ class Sending:
                     held.drop()
                 if self._error is not None:
                     raise self._error
-                length = self._link.send(OutItem(self.number, item))
+                if type(item) is Packed:
+                    length = self._link.send(OutItemBringing(self.number, item.raw, item.memory))
+                    self.outflow.sent(len(item) + ITEM_BYTES)
+                else:
+                    length = self._link.send(OutItem(self.number, item))
+                    self.outflow.sent(length - item_head(self.number) + ITEM_BYTES)
                 self._counter.sent_bytes += length
-                self.outflow.sent(length - item_head(self.number) + ITEM_BYTES)
                 cost += 1 + length // COST_BYTES
                 if cost >= TURN_COST:
                     cost = 0
                     await asyncio.sleep(0)
+
+
+def _packed(item: Any, what: str) -> Any:
+    """An item in msgpack, with the memory of its arrays if it has some."""
+    packing = Packing(item, what)
+    return Packed(packing.raw, packing.gathered()) if packing.nbytes else packing.raw
+
+
+def item_of(message: Item) -> bytes | Packed:
+    """What is kept of an Item until the program takes it."""
+    if message.memory is None:
+        return bytes(message.item)
+    return Packed(bytes(message.item), memoryview(bytes(message.memory)))
 
 
 _left: set[asyncio.Task[None]] = set()

@@ -7,14 +7,17 @@ until the call ends (shares.py); or the method gets an `rpc.Buffer`, and reads i
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer, over
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.gathering import fetch, fill
 from rdmanet.rpc.lending import Loan, fetched, here, loan_of
-from rdmanet.rpc.link import Link
+from rdmanet.rpc.link import Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Share
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -37,7 +40,7 @@ async def take(
         loan = loan_of(value)
         lending.check(type_, value, Code.INVALID_ARGUMENT, f"{method.label}: parameter {parameter.name}")
         if loan is None:
-            found[index] = await here(link, type_, value)
+            found[index] = await here(link, type_, value, Code.INVALID_ARGUMENT)
         else:
             if running.call.is_over:  # an interceptor has answered, and goes on
                 raise over()
@@ -47,11 +50,33 @@ async def take(
             if type_ is Buffer:  # the method may take memory for all of it
                 found[index] = Buffer.of(Loan(link, loan), loan.length)
             else:
-                found[index] = await fetched(link, type_, value, loan)
+                found[index] = await fetched(link, type_, value, loan, Code.INVALID_ARGUMENT)
             running.counter.lent_bytes += loan.length
         if type_ is Buffer:
             buffers.append(found[index])
     return tuple(found)
+
+
+async def unpack(link: Link, share: Share, running: Running, packed: Packed) -> tuple[Any, ...]:
+    """The arguments of a call that has come with the memory of arrays; buffers are as `take` gets them.
+
+    :raises Error: as for `take`
+    """
+    method, memory = running.method, packed.memory
+    try:
+        if not isinstance(memory, Lent):
+            return await fill(link.loop, method.unpack_arguments(packed))  # type: ignore[no-any-return]
+        if running.call.is_over:  # an interceptor has answered, and goes on
+            raise over()
+        share.hold_lent(running, memory.length, "arguments")
+        remote = await _found(link, memory, share.limits.lent_seconds)
+        running.borrowed.append(remote)
+        unpacking = method.unpack_arguments(packed)
+        arguments = await fetch(link.loop, unpacking, functools.partial(read_offer, link, remote))
+        running.counter.lent_bytes += memory.length
+        return arguments  # type: ignore[no-any-return]
+    except ValueError as exc:
+        raise method.wrong_argument(exc) from None
 
 
 async def _found(link: Link, loan: Lent, seconds: float) -> OfferedMemory:

@@ -47,6 +47,8 @@ _FACTORY_BYTES: Final = 240
 _TEXT_BYTES: Final = 56
 _TEXT_OBJECT_BYTES: Final = 160
 _VIEW_BYTES: Final = 184
+_ARRAY_BYTES: Final = 512
+"""An array, its memory's object, and a part of its type; in a message it is two containers, and a field is one."""
 _ANY_VALUE: Final = {inspect.DecimalType: 104, inspect.RawType: 64}
 """What any value may become, a small number or nil too."""
 _OF_TEXT: Final = (
@@ -130,6 +132,9 @@ class Scale:
                 self._text_keys = max(self._text_keys, 1)
         elif isinstance(info, inspect.FloatType):
             self._has_float_keys |= is_key
+        elif isinstance(info, inspect.CustomType):  # an array, which may be anything until it is checked
+            self._container_bytes = max(self._container_bytes, _ARRAY_BYTES)
+            self._has_dicts = True
         elif isinstance(info, inspect.MemoryViewType):
             self._text_bytes = max(self._text_bytes, _VIEW_BYTES)
         elif isinstance(info, inspect.EnumType) and issubclass(info.cls, enum.Flag):

@@ -37,6 +37,7 @@ PRINTED = {
     "howto/rpc.md": [
         "True\nTrue\nNOT_FOUND: there is no tensor v\n",
         "4 True\n",
+        "-0.1 (10,)\n",
         "[3. 3. 3.]\n",
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
         "Adder.add for a has ended\n3\n",

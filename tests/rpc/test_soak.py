@@ -254,7 +254,7 @@ class Storm:
 
 
 def assert_idle(found: Channel) -> None:
-    assert len(found.book) == found._reading_bytes == 0
+    assert len(found.book) == found.fetching.reading_bytes == 0
     assert not found.link._awaited and not bindings(found.link)
 
 

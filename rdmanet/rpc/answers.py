@@ -1,0 +1,154 @@
+"""How a server sends the answer of a call: in one message, or with memory that the caller reads by reference.
+
+A result that is lent keeps its call until the caller has released it, or until the time for that is over. A result that
+has to wait until the peer reads counts meanwhile (shares.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from rdmanet.rpc import lending
+from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.calls import CalleeBook
+from rdmanet.rpc.failures import unsendable
+from rdmanet.rpc.lending import Gathered, Outgoing, goes_by_reference, in_message, lent, memory_in_message
+from rdmanet.rpc.limits import Limits
+from rdmanet.rpc.link import Link
+from rdmanet.rpc.messages import OutReply, OutReplyBringing, OutReplyReturning, raw
+from rdmanet.rpc.method import Method
+from rdmanet.rpc.packing import Packing
+from rdmanet.rpc.running import Running
+from rdmanet.rpc.shares import Share
+
+_WAITING = "results that are not read"
+
+
+def is_long(method: Method, result: bytes) -> bool:
+    """Whether bytes that a method has returned are no plain answer."""
+    return len(result) >= lending.LEND_BYTES or not method.result_is_buffer or method.result_is_array
+
+
+class Answers:
+    """The answers on one connection of a server.
+
+    :ivar share: what its calls have
+    """
+
+    share: Share
+
+    def __init__(self, link: Link, book: CalleeBook[Running], limits: Limits) -> None:
+        self._link = link
+        self._book = book
+        self._limits = limits
+
+    def send(self, running: Running, message: Any, lending: bool = False) -> None:
+        """Send the one answer of a call, unless the connection is gone."""
+        if not self._link.is_over:
+            running.counter.sent_bytes += self._link.send(message)  # may raise: then this is not the answer
+            if lending:
+                self._book.answered(running.number, lending)
+            else:
+                del self._book.calls[running.number]
+        elif lending:
+            running.release()
+        running.call.is_over = True
+        if running.received is not None or running.sent is not None:
+            running.end_streams()
+
+    async def reply(
+        self, running: Running, held: list[Any], buffers: list[Buffer], timer: asyncio.TimerHandle | None
+    ) -> None:
+        """Answer with a result.
+
+        :param held: the result, to which nothing else refers; it is taken out
+        :param buffers: those of the arguments
+        :param timer: of the call's deadline
+        """
+        method, link = running.method, self._link
+        if method.result_brings:
+            await self._bring(running, held, buffers, timer)
+            return
+        if link.turns.busy:
+            self._hold(running, held)
+            await link.turns.wait()
+        if method.result_is_buffer and (type(held[0]) is not bytes or is_long(method, held[0])):
+            try:
+                going = Outgoing.of_result(method.result, held, f"{method.label}: the result")
+            except (TypeError, BufferError) as exc:
+                raise unsendable(method.label, exc) from exc
+            if goes_by_reference(link, going.nbytes):
+                await self._lend(running, going, timer)
+            else:
+                self._reply(running, in_message(link, going), buffers)
+        else:
+            self._reply(running, held.pop(), buffers)
+
+    def _hold(self, running: Running, held: list[Any]) -> None:
+        """Count a result that waits until the peer reads, in the form in which it is sent."""
+        if not running.method.result_is_buffer:
+            held[0] = raw(held[0])
+        nbytes = getattr(held[0], "nbytes", None)
+        self.share.hold(running, len(held[0]) if nbytes is None else nbytes, _WAITING)
+
+    async def _bring(
+        self, running: Running, held: list[Any], buffers: list[Buffer], timer: asyncio.TimerHandle | None
+    ) -> None:
+        """Answer with a result that has arrays in it."""
+        label, link = running.method.label, self._link
+        try:
+            packing = Packing(held.pop(), f"{label}: the result")
+        except (TypeError, BufferError) as exc:
+            raise unsendable(label, exc) from exc
+        if link.turns.busy:
+            is_lent = goes_by_reference(link, packing.nbytes)
+            self.share.hold(running, len(packing.raw) + (0 if is_lent else packing.nbytes), _WAITING)
+            await link.turns.wait()
+        if goes_by_reference(link, packing.nbytes):
+            await self._lend(running, Gathered(packing, in_one_moment=True), timer, packing.raw)
+        else:
+            self._reply(running, packing.raw, buffers, memory_in_message(link, packing))
+
+    async def _lend(
+        self,
+        running: Running,
+        going: Outgoing | Gathered,
+        timer: asyncio.TimerHandle | None,
+        result: Any = None,
+    ) -> None:
+        """Answer with what goes by reference, and wait until the caller has read it.
+
+        :param result: in msgpack, if what goes is the memory of arrays in it
+        """
+        if going.buffer is None:  # the memory of a Buffer is the service's own
+            self.share.hold_lent(running, going.nbytes, "results on loan")
+        async with lent(self._link, going) as sent:
+            running.counter.lent_bytes += going.nbytes
+            running.released = self._link.loop.create_future()
+            if result is None:
+                reply = OutReply(running.number, sent)
+            else:
+                reply = OutReplyBringing(running.number, result, False, sent)
+            self.send(running, reply, lending=True)
+            if timer is not None:
+                timer.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.lent_seconds):
+                    await running.released
+            self._book.end_loan(running.number, running)
+
+    def _reply(
+        self, running: Running, result: Any, buffers: list[Buffer], memory: memoryview | None = None
+    ) -> None:
+        """Answer with a result that is in the message."""
+        returned = False
+        if running.borrowed:
+            for buffer in buffers:
+                buffer.release()  # before it is said that nobody reads them
+            returned = running.has_returned
+        if memory is not None:
+            self.send(running, OutReplyBringing(running.number, result, returned, memory))
+        else:
+            self.send(running, (OutReplyReturning if returned else OutReply)(running.number, result))

@@ -1,0 +1,70 @@
+"""The memory of a message's arrays (packing.py) is gathered, filled and read, without holding up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+from rdmanet.rpc.packing import Block, Packing, Unpacking
+from rdmanet.rpc.paging import brought_in, in_turns
+
+_AT_ONCE: Final = 2
+"""How many READs of one message's arrays are under way: a device reads while memory is provided for the next one."""
+
+Read = Callable[[memoryview, int], Awaitable[None]]
+"""Fills memory from an offset of a loan."""
+
+
+async def gather(
+    loop: asyncio.AbstractEventLoop, packing: Packing, memory: memoryview, in_one_moment: bool
+) -> None:
+    """Gather the bytes of all arrays into this memory.
+
+    :param in_one_moment: somebody may change the arrays meanwhile. Else nobody may
+    """
+    await brought_in(loop, memory)
+    copies = packing.copies(memory)
+    if not in_one_moment:
+        await in_turns(loop, copies)
+        return
+    for copy in copies:
+        copy()
+
+
+async def fill(loop: asyncio.AbstractEventLoop, unpacking: Unpacking) -> Any:
+    """Copy what has come in the message. Returns the value.
+
+    :raises ValueError: a text is none
+    """
+    memory = unpacking.packed.memory
+    assert isinstance(memory, memoryview)
+    await in_turns(loop, [copy for block in unpacking.blocks for copy in block.copies_from(memory)])
+    return unpacking.checked()
+
+
+async def fetch(loop: asyncio.AbstractEventLoop, unpacking: Unpacking, read: Read) -> Any:
+    """Read what is on loan. Returns the value.
+
+    :raises ValueError: a text is none
+    """
+    left = iter(unpacking.blocks)
+    if len(unpacking.blocks) > 1:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_AT_ONCE):
+                    group.create_task(_read(loop, left, read))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+    else:
+        await _read(loop, left, read)
+    return unpacking.checked()
+
+
+async def _read(loop: asyncio.AbstractEventLoop, blocks: Iterator[Block], read: Read) -> None:
+    """Read those that are left."""
+    for block in blocks:
+        memory = memoryview(block.memory)[: block.used]
+        await brought_in(loop, memory)
+        await read(memory, block.start)
+        block.copy_out()

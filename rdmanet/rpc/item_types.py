@@ -1,0 +1,217 @@
+"""The types of the items of arrays: their names on the wire, and NumPy's dtypes. No I/O.
+
+Theory
+------
+Most types have the names that ``__array_interface__`` has for them: the order of the bytes, the kind and the size.
+
+    "<f4", "|b1", ...           numbers and booleans: ITEM_BYTES
+    "|S16", "<U16"              bytes and texts of a fixed length; a text has four bytes for each character
+    "<M8[ns]", "<m8[25us]"      moments and spans of time, in this unit
+    "bfloat16", ...             what the package ml_dtypes adds: _OF_ML_DTYPES
+    [Field, ...]                records: their fields in order, with what is between them
+
+The rest is refused, since its items are not their bytes (objects, texts of any length), or differ between machines
+(long double).
+
+What comes from a peer is checked before NumPy sees it: a name has to be one of these, and a record may have FIELDS_MOST
+fields in all, so that what it makes is bounded. The characters of texts are checked when they are here: NumPy does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rdmanet.rpc.messages import Field, ItemType
+
+_SIZES: Final = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+ITEM_BYTES: Final = {
+    f"{order}{kind}{size}": size
+    for kind, sizes in _SIZES.items()
+    for size in sizes
+    for order in ("|" if size == 1 else "<>")
+}
+"""Numbers and booleans, as ``__array_interface__`` names them, and their sizes."""
+_OF_ML_DTYPES: Final = {"bfloat16": 2} | dict.fromkeys(
+    "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+    " float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn int4 uint4 int2 uint2".split(),
+    1,
+)
+"""The sizes of types of the package ml_dtypes."""
+ANY: Final = "any"
+RECORD: Final = "record"
+_FAMILIES: Final = {"bytes_": "S", "str_": "U", "datetime64": "M8", "timedelta64": "m8", "void": RECORD}
+"""What an annotation says that names one of these types of NumPy: no length, no unit and no fields."""
+FIELDS_MOST: Final = 256
+_ITEM_BYTES_MOST: Final = (1 << 31) - 1
+_TEXT: Final = re.compile(r"(?:\|S|[<>]U)([1-9][0-9]{0,9})")
+_TIME: Final = re.compile(r"[<>][Mm]8(?:\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+_PADDING: Final = re.compile(r"\|V([1-9][0-9]{0,9})")
+_LAST_CHARACTER: Final = sys.maxunicode
+
+
+def item_type(dtype: Any) -> ItemType:
+    """What is sent for a dtype.
+
+    :raises TypeError: arrays of it cannot be sent; the text says what to do instead
+    """
+    if dtype.names is not None:
+        return _fields(dtype)
+    if dtype.isbuiltin == 2:  # of another package than NumPy
+        if dtype.name in _OF_ML_DTYPES and dtype.type.__module__.startswith("ml_dtypes"):
+            return str(dtype.name)
+    elif _named_bytes(dtype.str):
+        return str(dtype.str)
+    raise TypeError(f"an array of {dtype} cannot be sent: {_INSTEAD.get(dtype.kind, _INSTEAD['other'])}")
+
+
+_INSTEAD: Final = {
+    "O": "its items are objects of Python. Send a list, or array.astype() of a plain type",
+    "T": "its texts have no fixed length. Send array.astype('U'), or a list of texts",
+    "f": "machines differ in it. Send array.astype('f8')",
+    "c": "machines differ in it. Send array.astype('c16')",
+    "V": "its items are plain memory. Send array.view('u1'), or name the fields",
+    "other": "its items are no plain numbers, texts, times or records. Send array.astype() of one of these",
+}
+
+
+def _fields(dtype: Any) -> list[Field]:
+    found: list[Field] = []
+    end = 0
+    for name in dtype.names:
+        type_, offset, *title = dtype.fields[name]
+        if title or offset < end:
+            raise TypeError(
+                f"an array of {dtype} cannot be sent: its fields have titles, or are not one after the other. Send"
+                " numpy.lib.recfunctions.repack_fields(array)"
+            )
+        if offset > end:
+            found.append(Field("", f"|V{offset - end}"))
+        plain, shape = type_.subdtype or (type_, ())
+        found.append(Field(name, item_type(plain), list(shape)))
+        end = offset + type_.itemsize
+    if dtype.itemsize > end:
+        found.append(Field("", f"|V{dtype.itemsize - end}"))
+    if sum(1 for _ in _within(found)) > FIELDS_MOST or not dtype.itemsize:
+        raise TypeError(f"an array of {dtype} cannot be sent: a record has 1 to {FIELDS_MOST} fields")
+    return found
+
+
+def named_in(items: Any) -> str:
+    """What the description of an array says of the class of NumPy's that its annotation names.
+
+    :raises TypeError: it names no type, or one that cannot be sent
+    """
+    numpy = sys.modules["numpy"]
+    if items.__module__ == "numpy" and (family := _FAMILIES.get(items.__name__)) is not None:
+        return family
+    dtype = numpy.dtype(items)
+    if dtype.type is not items:
+        raise TypeError("it is not one type")
+    return str(item_type(dtype))
+
+
+def is_of(type_: ItemType, wanted: str) -> bool:
+    """Whether arrays of this type may stand where the description of an array says so."""
+    if isinstance(type_, str):
+        return wanted in (ANY, type_, type_[1:2], type_[1:3])
+    return wanted in (ANY, RECORD)
+
+
+# ---- What has come from a peer ---------------------------------------------------------------------------------
+
+
+def item_bytes(type_: ItemType) -> int:
+    """The size of an item.
+
+    :raises ValueError: there is no such type
+    """
+    if isinstance(type_, str):
+        if found := _named_bytes(type_):
+            return found
+        raise ValueError(f"an array of {type_!r} is not accepted")
+    if sum(1 for _ in _within(type_)) > FIELDS_MOST:
+        raise ValueError(f"an array of records of more than {FIELDS_MOST} fields is not accepted")
+    size = sum(_field_bytes(field) for field in type_)
+    if not 1 <= size <= _ITEM_BYTES_MOST:
+        raise ValueError(f"an array of records of {size} bytes is not accepted")
+    return size
+
+
+def _field_bytes(field: Field) -> int:
+    if not field.name:
+        padding = _PADDING.fullmatch(field.type) if isinstance(field.type, str) else None
+        if padding is None or field.shape:
+            raise ValueError("an array of records is not accepted in which a field has no name")
+        return int(padding[1])
+    return math.prod(field.shape) * item_bytes(field.type)
+
+
+def dtype_of(type_: ItemType) -> Any:
+    """The dtype that NumPy has for a type, which `item_bytes` has accepted.
+
+    :raises ValueError: NumPy has none, or its package is not installed
+    """
+    numpy = sys.modules["numpy"]
+    if isinstance(type_, str):
+        if type_ not in _OF_ML_DTYPES:
+            return numpy.dtype(type_)
+        try:
+            return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), type_))
+        except (ImportError, AttributeError):
+            raise ValueError(f"an array of {type_!r} needs the package ml_dtypes") from None
+    names, formats, offsets, at = [], [], [], 0
+    for field in type_:
+        if field.name:
+            names.append(field.name)
+            formats.append((dtype_of(field.type), tuple(field.shape)))
+            offsets.append(at)
+        at += _field_bytes(field)
+    try:
+        return numpy.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": at})
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise ValueError(f"an array of such records is not accepted: {exc}") from None
+
+
+def may_have_texts(dtype: Any) -> bool:
+    """Whether `check_texts` is needed."""
+    return dtype.kind == "U" or dtype.names is not None
+
+
+def check_texts(array: Any) -> None:
+    """Check the characters of an array that has come, if it has texts: NumPy would make a str of anything.
+
+    :raises ValueError: there is one that does not exist
+    """
+    dtype = array.dtype
+    if dtype.names is not None:
+        for name in dtype.names:
+            check_texts(array[name])
+    elif dtype.kind == "U" and array.size:
+        codes = sys.modules["numpy"].ascontiguousarray(array).view(f"{dtype.byteorder}u4")
+        if int(codes.max()) > _LAST_CHARACTER:
+            raise ValueError("an array of texts has a character that does not exist")
+
+
+def _within(type_: ItemType) -> Iterator[Field]:
+    """The fields of a record, and those of the records in it."""
+    if not isinstance(type_, str):
+        for field in type_:
+            yield field
+            yield from _within(field.type)
+
+
+@functools.lru_cache(512)
+def _named_bytes(name: str) -> int:
+    """The size of a type that has a name; 0 if there is none."""
+    if (found := ITEM_BYTES.get(name) or _OF_ML_DTYPES.get(name)) is not None:
+        return found
+    if (match := _TEXT.fullmatch(name)) is not None:
+        size = int(match[1]) * (1 if name[1] == "S" else 4)
+        return size if size <= _ITEM_BYTES_MOST else 0
+    return 8 if _TIME.fullmatch(name) else 0

@@ -1,0 +1,310 @@
+"""Arrays inside of lists, structs, dictionaries and so on: how they go in a message, and how they come out of one.
+
+Theory
+------
+All arrays inside of a message's arguments, of its result or of its item have their bytes in one place, the memory of
+the message, one behind the other. The value itself has for each the type of its items, its shape, and where its bytes
+begin (messages.Placed). The memory is in the message, or on loan: however many arrays there are, a message has one
+loan. So a dictionary of two hundred arrays costs what one array costs.
+
+    the sender      `Packing` encodes the value; msgspec calls it for each array, which gets the next place. Then the
+                    bytes are gathered: straight from the arrays, also from those that are not contiguous. Of a single
+                    array, which is, nothing is copied
+    the receiver    `Unpacking` decodes the value. msgspec calls it for each array, which is checked, and gets memory of
+                    its own. Then the bytes are copied, or read by RDMA, into that memory
+
+Before memory is taken for an array, it is checked as any other (array_types.py), and that its bytes are within the
+memory of the message, behind those of the array before it. That memory was counted before. So the arrays take no more
+than was sent.
+"""
+
+from __future__ import annotations
+
+import datetime  # noqa: F401  before msgspec, see credit.py
+import functools
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+import msgspec
+
+from rdmanet._core import REUSED_BYTES, unfilled
+from rdmanet.rpc.array_types import ArrayType, declared, taken
+from rdmanet.rpc.buffer import bytes_of
+from rdmanet.rpc.item_types import check_texts, may_have_texts
+from rdmanet.rpc.messages import Lent, Placed
+
+_ALIGN: Final = 16
+"""No item of NumPy wants more."""
+_PIECE_BYTES: Final = 1 << 20
+"""So much is copied at a time."""
+_SHARING_BYTES: Final = 128 << 10
+"""Arrays of so many bytes lie in memory of REUSED_BYTES with others, which is reused, if they have less than that: new
+memory takes longer than to copy into it. So such an array keeps as many bytes, and not the whole message."""
+
+
+class Packed:
+    """A value in msgpack, and the memory of the arrays in it.
+
+    :ivar nbytes: how many bytes of a message they are
+    """
+
+    __slots__ = ("memory", "nbytes", "raw")
+
+    def __init__(self, raw: Any, memory: memoryview | Lent) -> None:
+        self.raw = raw
+        self.memory = memory
+        self.nbytes = len(raw) + (memory.nbytes if isinstance(memory, memoryview) else 0)
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """How long the memory is, wherever it is."""
+        return self.memory.nbytes if isinstance(self.memory, memoryview) else self.memory.length
+
+
+# ---- The sender ------------------------------------------------------------------------------------------------
+
+
+class Packing:
+    """A value on its way into a message.
+
+    :param what: begins the text of errors
+    :ivar raw: the value in msgpack
+    :ivar nbytes: how much memory its arrays take
+    :raises TypeError: there is something in it that cannot be sent
+    """
+
+    def __init__(self, value: Any, what: str) -> None:
+        self.nbytes = 0
+        self._what = what
+        self._arrays: list[tuple[int, Any]] = []
+        self.raw = msgspec.Raw(msgspec.msgpack.Encoder(enc_hook=self._place).encode(value))
+
+    def _place(self, value: Any) -> Placed:
+        if isinstance(value, sys.modules["numpy"].generic):
+            text = f"{value!r} is a number of NumPy's: pass its item(), or numpy.asarray() of it"
+            raise TypeError(f"{self._what}: {text}")
+        array, items = taken(value, self._what)
+        offset = self.nbytes
+        if array.nbytes:
+            offset = -(-offset // _ALIGN) * _ALIGN
+            self._arrays.append((offset, array))
+            self.nbytes = offset + array.nbytes
+        return Placed(items, list(array.shape), offset)
+
+    @property
+    def whole(self) -> memoryview | None:
+        """The memory, if it need not be gathered: if it is that of one array."""
+        if len(self._arrays) != 1 or not self._arrays[0][1].flags.c_contiguous:
+            return None
+        return bytes_of(self._arrays[0][1])
+
+    def gathered(self) -> memoryview:
+        """The bytes of all arrays, gathered now unless they are `whole`."""
+        if (memory := self.whole) is None:
+            memory = memoryview(unfilled(self.nbytes))
+            for copy in self.copies(memory):
+                copy()
+        return memory
+
+    def copies(self, memory: memoryview) -> list[Callable[[], None]]:
+        """What gathers the bytes into this memory, in pieces."""
+        copies: list[Callable[[], None]] = []
+        end = 0
+        for offset, array in self._arrays:
+            memory[end:offset] = bytes(offset - end)  # it may have had what the peer is not to know
+            end = offset + array.nbytes
+            there = memory[offset:end]
+            if array.flags.c_contiguous:
+                copies += _pieces(there, bytes_of(array))
+            else:
+                copies += _rows(there, array)
+        return copies
+
+
+def _pieces(there: memoryview, here: memoryview) -> list[Callable[[], None]]:
+    def copy(start: int) -> None:
+        there[start : start + _PIECE_BYTES] = here[start : start + _PIECE_BYTES]
+
+    return [functools.partial(copy, start) for start in range(0, there.nbytes, _PIECE_BYTES)]
+
+
+def _rows(there: memoryview, array: Any) -> list[Callable[[], None]]:
+    """The same for an array that is not contiguous: so many of its rows at a time as have about _PIECE_BYTES."""
+    whole = sys.modules["numpy"].ndarray(array.shape, array.dtype, there)
+    has_gaps = array.dtype.names is not None
+    step = max(1, _PIECE_BYTES * len(array) // array.nbytes)
+
+    def copy(start: int) -> None:
+        if has_gaps:  # as above: the bytes between two fields are not copied
+            bytes_of(whole[start : start + step])[:] = bytes(whole[start : start + step].nbytes)
+        whole[start : start + step] = array[start : start + step]
+
+    return [functools.partial(copy, start) for start in range(0, len(array), step)]
+
+
+# ---- The receiver ----------------------------------------------------------------------------------------------
+
+
+class Block:
+    """A part of the message's memory, which is taken at a time: one long array, or several.
+
+    :param start: where it begins
+    :param memory: of the array; None: of several, of which those that are not copied lie in it
+    :ivar nbytes: how long it may be, and `used` is how much of that it is
+    :ivar copied: the arrays that have memory of their own, and where their bytes are in it
+    """
+
+    __slots__ = ("copied", "nbytes", "start", "used", "_memory")
+
+    def __init__(self, start: int, nbytes: int, memory: Any = None) -> None:
+        self.start = start
+        self.nbytes = nbytes
+        self.used = 0 if memory is None else nbytes
+        self.copied: list[tuple[Any, int]] = []
+        self._memory = memory
+
+    @property
+    def memory(self) -> Any:
+        """Its memory, which it gets when somebody wants it."""
+        if self._memory is None:
+            self._memory = unfilled(self.nbytes)
+        return self._memory
+
+    def copy_from(self, memory: memoryview) -> None:
+        """Copy it from the message's memory."""
+        if self._memory is not None:
+            memoryview(self._memory)[: self.used] = memory[self.start : self.start + self.used]
+        for array, at in self.copied:
+            bytes_of(array)[:] = memory[self.start + at : self.start + at + array.nbytes]
+
+    def copy_out(self) -> None:
+        """Copy the arrays that have memory of their own, when it was filled."""
+        for array, at in self.copied:
+            bytes_of(array)[:] = memoryview(self.memory)[at : at + array.nbytes]
+
+    def copies_from(self, memory: memoryview) -> list[Callable[[], None]]:
+        """What copies it from the message's memory, in pieces."""
+        if self.nbytes > REUSED_BYTES:
+            return _pieces(memoryview(self.memory), memory[self.start : self.start + self.nbytes])
+        return [functools.partial(self.copy_from, memory)]
+
+
+class Unpacking:
+    """A value that has come with memory, and is decoded: what is still to be filled.
+
+    :ivar packed: what has come
+    :ivar value: it, when it was decoded
+    :ivar blocks: the memory of its arrays, which is to be filled
+    """
+
+    def __init__(self, packed: Packed) -> None:
+        self.value: Any = None
+        self.packed = packed
+        self._nbytes = packed.memory_bytes
+        self._end = 0  # of the last array
+        self.blocks: list[Block] = []
+        self._texts: list[Any] = []
+
+    def decode(self, decode: Callable[[Any], Any]) -> None:
+        """Decode it. The arrays are there then, and not filled.
+
+        :raises Exception: what `decode` raises, for an array that is refused as well
+        """
+        token = _current.set(self)
+        self._end = 0
+        self.blocks.clear()
+        self._texts.clear()
+        try:
+            self.value = decode(self.packed.raw)
+        finally:
+            _current.reset(token)
+
+    def place(self, type_: ArrayType, placed: Placed) -> Any:
+        """An array for what has come in place of one.
+
+        :raises ValueError: it is refused
+        """
+        nbytes, place = type_.nbytes_of(placed), placed.place
+        if isinstance(place, bytes):
+            if len(place) != nbytes:
+                raise ValueError(f"an array of the shape {placed.shape} does not have {len(place)} bytes")
+            array = type_.empty(placed)
+            bytes_of(array)[:] = place
+            check_texts(array)
+            return type_.given(array)
+        if not self._end <= place <= self._nbytes - nbytes:
+            text = f"an array of {nbytes} bytes at {place} is not in the {self._nbytes} bytes of memory of the message"
+            raise ValueError(f"{text}, behind the arrays before it")
+        self._end = place + nbytes
+        array = self._memory_for(type_, placed, place, nbytes)
+        if may_have_texts(array.dtype):
+            self._texts.append(array)
+        return type_.given(array)
+
+    def _memory_for(self, type_: ArrayType, placed: Placed, place: int, nbytes: int) -> Any:
+        if nbytes == 0 or nbytes >= REUSED_BYTES:
+            array = type_.empty(placed)
+            if nbytes:
+                self.blocks.append(Block(place, nbytes, bytes_of(array)))
+            return array
+        block = self.blocks[-1] if self.blocks else None
+        if block is None or place + nbytes > block.start + block.nbytes:
+            block = Block(place, min(REUSED_BYTES, self._nbytes - place))
+            self.blocks.append(block)
+        at = place - block.start
+        block.used = at + nbytes
+        if nbytes >= _SHARING_BYTES and at % _ALIGN == 0:
+            return type_.over(placed, block.memory, at)
+        array = type_.empty(placed)
+        block.copied.append((array, at))
+        return array
+
+    def fill(self) -> Any:
+        """Copy what has come in the message, now. Returns the value.
+
+        :raises ValueError: a text is none
+        """
+        memory = self.packed.memory
+        assert isinstance(memory, memoryview)
+        for block in self.blocks:
+            block.copy_from(memory)
+        return self.checked()
+
+    def checked(self) -> Any:
+        """The value, when its arrays are filled.
+
+        :raises ValueError: a text is none
+        """
+        for array in self._texts:
+            check_texts(array)
+        return self.value
+
+
+_current: Final[ContextVar[Unpacking | None]] = ContextVar("rdmanet.rpc.unpacking", default=None)
+"""What is being decoded. msgspec calls `unpacked` for an array in it, and tells no more of it."""
+_NOTHING: Final = Unpacking(Packed(b"", memoryview(b"")))
+
+
+def unpacked(hint: Any, value: Any) -> Any:
+    """An array, for what has come in place of one; msgspec's ``dec_hook``.
+
+    :param hint: the annotation of the array
+    :raises ValueError: it is refused
+    """
+    try:
+        placed = msgspec.convert(value, Placed)
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"what has come for an array is none: {exc}") from None
+    return (_current.get() or _NOTHING).place(_type_of(hint), placed)
+
+
+@functools.lru_cache(1024)
+def _type_of(hint: Any) -> ArrayType:
+    found = declared(hint, "")
+    assert isinstance(found, ArrayType)
+    return found
