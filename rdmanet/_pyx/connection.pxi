@@ -5,7 +5,7 @@
 #     failing      failures
 #     opening      memory, a queue pair, what both sides have agreed on
 #     receiving    frames that come: data waits in the inbox, control frames are heard
-#     intake       what no program reads is put by, so that the peer can go on
+#     intake       what no program reads is spilled, so that the peer can go on
 #     delivering   from the inbox to the program
 #     granting     consumed slots go back to the device, and to the peer
 #     writing      from the program's writes to the open frame, or to the backlog
@@ -60,9 +60,9 @@ cdef class Connection:
     # receiving
     cdef uint32_t slot_bytes, data_slots
     cdef size_t stride
-    cdef bint stuffed                   # on the engine's list of those whose peer has no credits left,
-    cdef uint64_t stuffed_tick          # since that pass
-    cdef size_t put_by_bytes            # unread bytes that it takes in at least, whatever its ring
+    cdef bint stalled                   # on the engine's list of those whose peer has no credits left,
+    cdef uint64_t stalled_tick          # since that pass
+    cdef size_t spill_bytes             # unread bytes that it takes in at least, whatever its ring
     cdef Inbox inbox                    # what has come
     cdef uint32_t repost_at             # consumed slots that are posted again in one call
     cdef Sink sink                      # where received bytes go
@@ -120,10 +120,10 @@ cdef class Connection:
     cdef uint64_t failure_tick
     cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed, bytes_placed
 
-    def __cinit__(self, owner, bint lends=True, size_t put_by_bytes=0):
+    def __cinit__(self, owner, bint lends=True, size_t spill_bytes=0):
         self.owner = owner
         self.lends = lends
-        self.put_by_bytes = put_by_bytes
+        self.spill_bytes = spill_bytes
         self.log = SendLog()
         self.backlog = Backlog()
         self.inbox = Inbox(0)   # until `attach` says how large

@@ -29,7 +29,7 @@ cdef class _Engine(Watcher):
     cdef bint empty_rings               # one has no connection left, and may go
     cdef list in_want                   # connections that found no memory to send from
     cdef list warm                      # those that keep it though nothing is in flight
-    cdef list stuffed                   # those whose peer has used up its credits
+    cdef list stalled                   # those whose peer has used up its credits
     cdef readonly GrownRings grown
     cdef readonly KeepAlive alive
     cdef list ready, dirty, failed
@@ -68,7 +68,7 @@ cdef class _Engine(Watcher):
         self.shared_rings = []
         self.in_want = []
         self.warm = []
-        self.stuffed = []
+        self.stalled = []
         self.ready = []
         self.dirty = []
         self.failed = []
@@ -112,11 +112,11 @@ cdef class _Engine(Watcher):
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
         self.table[index] = None
         self.vacant.append(index)
-        for waiting in (self.ready, self.dirty, self.failed, self.in_want, self.warm, self.stuffed):
+        for waiting in (self.ready, self.dirty, self.failed, self.in_want, self.warm, self.stalled):
             if connection in waiting:
                 waiting.remove(connection)
         self.grown.remove(connection)
-        connection.listed = connection.dirty = connection.warm = connection.stuffed = False
+        connection.listed = connection.dirty = connection.warm = connection.stalled = False
         return 0
 
     @property
@@ -145,7 +145,7 @@ cdef class _Engine(Watcher):
         return 0
 
     cdef bint has_work(self) except -1:
-        return bool(self.ready or self.dirty or self.failed or self.keeping or self.stuffed)
+        return bool(self.ready or self.dirty or self.failed or self.keeping or self.stalled)
 
     def drain(self):
         """Take every completion that is there: before a disconnection is judged."""

@@ -3,8 +3,8 @@
 #
 # The bytes of an entry are in its slot, or where the peer has placed them, or in a copy of that. They are copied as
 # soon as the read that named the memory is over without them. A Placed frame keeps its slot until its bytes are
-# consumed. Bytes that are put by have no slot any more; those of small frames are gathered in blocks, so that they take
-# little more memory than they are.
+# consumed. Bytes that are spilled have no slot any more; those of small frames are gathered in blocks, so that they
+# take little more memory than they are.
 
 cdef enum:
     NO_SLOT = 0xFFFFFFFF
@@ -73,7 +73,7 @@ cdef class Inbox:
                 entry.elsewhere = False
         return 0
 
-    cdef int put_by(self, uint32_t slots) except -1:
+    cdef int spill(self, uint32_t slots) except -1:
         """Copy what is in slots, and free these: so many may come again."""
         cdef ready_slot *entry
         cdef ready_slot *last = NULL
@@ -83,7 +83,7 @@ cdef class Inbox:
         for i in range(self.count):
             entry = self.at(i)
             if entry.slot == NO_SLOT or entry.elsewhere or entry.copy != NULL:
-                pass            # it is put by, or placed
+                pass            # it is spilled, or placed
             elif last != NULL and last.room >= entry.length:
                 memcpy(last.data + last.length, entry.data, entry.length)
                 last.length += entry.length

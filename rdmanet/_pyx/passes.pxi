@@ -105,8 +105,8 @@ cdef class StreamEngine(_Engine):
     cdef int work(self, int found) except -1:
         """Let the connections deliver, flush and end."""
         self.deliver_all()
-        if self.stuffed:
-            relieve_stuffed(self)
+        if self.stalled:
+            relieve_stalled(self)
         self.flush_all()
         self.fail_all()
         if self.empty_rings:

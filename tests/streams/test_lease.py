@@ -117,7 +117,7 @@ async def test_what_is_made_of_a_view_keeps_its_slot(net: Net):
 
 async def test_all_slots_leased(net: Net):
     """The peer can send nothing, until one comes back."""
-    slot = 10 << 16  # so much is not put aside, nor put by
+    slot = 10 << 16  # so much is not put aside, nor spilled
     geometry = {"slot_bytes": slot, "first_slot_bytes": slot, "data_slots": 2}
     reader, near, _, writer = await stream_pair(net, geometry)
     pattern = Pattern()
