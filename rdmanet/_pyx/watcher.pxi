@@ -64,7 +64,7 @@ cdef class Watcher:
     cdef Py_ssize_t expected            # events of one wake-up: so many were awake when we went to sleep
     cdef Py_ssize_t blocked             # how many wait for what must come soon: watch for as long as is allowed at all
     cdef uint64_t hits                  # looks that found something in a queue
-    cdef bint tired                     # one of the awake has missed too much
+    cdef bint has_idle                  # one of the awake has missed too much
     cdef bint keeping                   # the user has older completions than those in the queues: take_kept()
     cdef bint lost                      # the device has failed: it will tell nothing any more
     cdef bint in_pass, scheduled, closed
@@ -227,8 +227,8 @@ cdef class Watcher:
             ):
                 found += self.spin()
             self.work(found)
-            if self.tired:
-                self.send_to_bed()
+            if self.has_idle:
+                self.put_idle_to_sleep()
             quiet = not self.has_work() and self.completion_next == self.completion_count
         finally:
             self.in_pass = False
@@ -324,7 +324,7 @@ cdef class Watcher:
             if cq.armed == ARMED:
                 cq.armed = ARMED_AND_EMPTY
             if self.hits - cq.last_hit >= MISSED:
-                self.tired = True
+                self.has_idle = True
         else:
             self.broken(cq, cq.failure(n, "ibv_poll_cq"))
             return 1
@@ -368,9 +368,9 @@ cdef class Watcher:
         self.awake = awake
         return 0
 
-    cdef int send_to_bed(self) except -1:
+    cdef int put_idle_to_sleep(self) except -1:
         """The ones that are empty while others are not: no pass is to look at them."""
-        self.tired = False
+        self.has_idle = False
         if not self.lost:
             self.arm(MISSED)
             self.poll()     # one that has something after all stays
