@@ -61,7 +61,7 @@ Health.__rpc_schema__.name = "rdmanet.Health"
 Reflection.__rpc_schema__.name = "rdmanet.Reflection"
 
 
-class Host(Protocol):
+class Introspected(Protocol):
     """What they need of their server."""
 
     schema: Schema
@@ -72,14 +72,14 @@ class Host(Protocol):
     def refusal(self) -> str | None: ...
 
 
-def builtin_of(server: Host) -> dict[str, Served]:
+def builtin_of(server: Introspected) -> dict[str, Served]:
     """The services that a server has beside its own, by their names."""
     services: list[Service] = [_Health(server), _Reflection(server)]
     return {schema_of(service).name: (schema_of(service), methods_of(service)) for service in services}
 
 
 class _Health(Health):
-    def __init__(self, server: Host) -> None:
+    def __init__(self, server: Introspected) -> None:
         self._server = server
 
     async def check(self, service: str = "") -> HealthStatus:
@@ -90,7 +90,7 @@ class _Health(Health):
 
 
 class _Reflection(Reflection):
-    def __init__(self, server: Host) -> None:
+    def __init__(self, server: Introspected) -> None:
         self._server = server
 
     async def services(self) -> list[str]:

@@ -47,7 +47,7 @@ from rdmanet._core import (
 from rdmanet.base.closable import Closable
 from rdmanet.base.notifier import Notifier
 from rdmanet.errors import cm_error
-from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, Waiting, context_of
+from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, EventQueue, context_of
 from rdmanet.verbs_async.queues import AsyncCQ, AsyncQP
 
 logger = logging.getLogger("rdmanet")
@@ -133,7 +133,7 @@ class AsyncCMID(Closable):
         self.qp: AsyncQP | None = None
         self._channel = channel
         self._own_channel = False
-        self._events = Waiting(channel)
+        self._events = EventQueue(channel)
         self._phase: str | None = None  # the phase that has begun and not ended
         self._reached = "nothing is resolved yet"  # for the errors of a step that does not come next
         self._end: CMEvent | None = None  # the event that ended the connection

@@ -1,8 +1,8 @@
 """The event channel of the awaitable connection manager: who hears which event.
 
 A channel reads its events whenever its descriptor is readable, and gives each to the identifier that it is about
-(cm.py), or to the listener that a request came to (cm_listener.py). `Waiting` is where these keep what has come, and
-where their tasks wait; so no event is lost while no task waits.
+(cm.py), or to the listener that a request came to (cm_listener.py). These keep what has come in an `EventQueue`, where
+their tasks wait, too; so no event is lost while no task waits.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class AsyncCMChannel(Closable):
         return f"<AsyncCMChannel of {self.channel!r}, {len(self._ids)} identifiers>"
 
 
-class Waiting:
+class EventQueue:
     """The events of one identifier that were not read yet, and the futures of those who wait for them."""
 
     def __init__(self, channel: AsyncCMChannel) -> None:

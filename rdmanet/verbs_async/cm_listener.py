@@ -17,7 +17,7 @@ from rdmanet.base.closable import Closable
 from rdmanet.base.notifier import Notifier
 from rdmanet.errors import cm_error
 from rdmanet.verbs_async.cm import AsyncCMID
-from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, Waiting, context_of
+from rdmanet.verbs_async.cm_channel import Address, AsyncCMChannel, EventQueue, context_of
 
 logger = logging.getLogger("rdmanet")
 
@@ -49,7 +49,7 @@ class AsyncCMListener(Closable):
         self._channel = AsyncCMChannel(library, notifier=notifier)
         self._requests: collections.deque[AsyncCMID] = collections.deque()
         self._removal: CMEvent | None = None  # the device is gone
-        self._events = Waiting(self._channel)
+        self._events = EventQueue(self._channel)
         try:
             self.id = self._listening(address)
         except BaseException:
