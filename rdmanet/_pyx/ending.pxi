@@ -76,11 +76,3 @@ cdef int lose_operations(Connection connection) except -1:
     if failure is not None:
         raise failure
     return 0
-
-
-cdef bint may_be_amid_a_message(Connection connection) noexcept:
-    """May its queue pair have taken a receive that will never complete? The embedded device gives them back."""
-    return (
-        connection.ledger is not None and not connection.ledger.fin_received
-        and not connection.engine.pd.context.library.embedded_device
-    )

@@ -4,6 +4,9 @@
 
 cdef enum:
     MAX_INLINE = 192
+    WINDOWS_OF_TYPE_2 = 1 << 23 | 1 << 24   # ibv_device_cap_flags: MEM_WINDOW_TYPE_2A, _2B
+    # The vendor_id of software devices. rxe compares a write through a window with the region's bounds (Linux 6.12).
+    NO_VENDOR = 0xFFFFFF
 
 
 @cython.no_gc_clear
@@ -118,6 +121,10 @@ cdef class _Engine(Watcher):
         self.grown.remove(connection)
         connection.listed = connection.dirty = connection.warm = connection.stalled = False
         return 0
+
+    cdef int shrink_later(self, Connection connection) except -1:
+        """Its ring has grown: make that small again when it is idle."""
+        return self.grown.add(connection)
 
     @property
     def connections(self):

@@ -6,6 +6,8 @@
 cdef enum:
     HEADER = FRAME_HEADER_BYTES
     BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
+    PLACE_BYTES = 65536         # less is not placed into memory that a read has named: landing.pxi
+    FIRST_SLOT_BYTES = 1024     # of a ring of a connection's own, until it grows
     CHAIN = 16                  # work requests handed to the device in one call
     CONTROL_RESERVE = 8         # receive slots, send buffers and send-queue entries for control frames
     CONTROL_BYTES = 4096        # a control frame with its header
@@ -14,6 +16,7 @@ cdef enum:
     OPERATIONS = 8              # one-sided work requests in flight
     STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
 
+STREAM_FIRST_SLOT_BYTES = FIRST_SLOT_BYTES
 STREAM_CONTROL_BODY_BYTES = CONTROL_BYTES - HEADER
 STREAM_DATA_SLOTS_MAX = LOG - CONTROL_RESERVE - 2 * OPERATIONS
 
@@ -36,6 +39,11 @@ cdef inline void clear_header(char *slot) noexcept:
 
 cdef size_t stream_stride(size_t slot_bytes) noexcept:
     return ((slot_bytes + HEADER + 63) & ~<size_t>63) + STRIDE_SKEW
+
+
+cdef size_t bank_stride(size_t size) noexcept:
+    """Of a ring of a connection's own. Small slots are at different cache sets anyway."""
+    return stream_stride(size) if size > FIRST_SLOT_BYTES else (size + HEADER + 63) & ~<size_t>63
 
 
 cdef size_t stream_send_bytes(size_t slot_bytes, size_t data_slots) noexcept:

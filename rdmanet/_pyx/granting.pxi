@@ -76,7 +76,7 @@ cdef int say_what_is_due(Connection connection) except -1:
 cdef int slots_resized(Connection connection) except -1:
     """The peer has been told."""
     if connection.own.sizes.size > connection.own.first:
-        return connection.engine.grown.add(connection)
+        return connection.engine.shrink_later(connection)
     return repost_freed(connection)      # in small slots, where they would wait for half a ring
 
 

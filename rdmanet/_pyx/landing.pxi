@@ -31,7 +31,6 @@
 #     to slots for a number of reads, each time for longer.
 
 cdef enum:
-    PLACE_BYTES = 65536         # less is copied
     PLACE_CHUNK = 1 << 20       # of one WRITE, so that progress shows
     MUCH_BYTES = 32 << 20       # more than the caches hold: the embedded device copies such a read's bytes past them
     MUCH_CHUNK = 4 << 20        # and of one WRITE then: the reader wakes up for each
@@ -41,9 +40,6 @@ cdef enum:
     UNUSED_MOST = 4
     PAUSE_LEAST = 8             # reads
     PAUSE_MOST = 1024
-    WINDOWS_OF_TYPE_2 = 1 << 23 | 1 << 24   # ibv_device_cap_flags: MEM_WINDOW_TYPE_2A, _2B
-    # The vendor_id of software devices. rxe compares a write through a window with the region's bounds (Linux 6.12).
-    NO_VENDOR = 0xFFFFFF
 
 
 @cython.final

@@ -10,10 +10,7 @@
 # Where the peer does not know that slots grow, they stay as the Hello says.
 
 cdef enum:
-    FIRST_SLOT_BYTES = 1024
     GROWTH = 8                  # times what it was
-
-STREAM_FIRST_SLOT_BYTES = FIRST_SLOT_BYTES
 
 
 # A GrowthCredit that says nothing else, in msgpack: [2, granted, [], [], [], [], 0, 0, slots_from, slot_bytes]. It is
@@ -74,11 +71,6 @@ cdef uint32_t size_said(bytes body, bint which) noexcept:
     """0: from which receive on, 1: how many bytes."""
     cdef rn_slots_body *said = <rn_slots_body *>PyBytes_AS_STRING(body)
     return rn_get_be32(said.size) if which else rn_get_be32(said.number)
-
-
-cdef size_t bank_stride(size_t size) noexcept:
-    """Small slots are at different cache sets anyway."""
-    return stream_stride(size) if size > FIRST_SLOT_BYTES else (size + HEADER + 63) & ~<size_t>63
 
 
 @cython.final

@@ -262,8 +262,3 @@ cdef str why_unreceived(QP qp, int rc, RecvWR wr):
     if wr.elements.count > qp.cap.max_recv_sge:
         return f"; it takes at most {qp.cap.max_recv_sge} elements (QPCap.max_recv_sge)"
     return ""
-
-
-cdef str refusal(str call, int rc, object wr, object queue, int index, int count):
-    text = f"{call}: {strerror(-rc).decode()}: {wr!r} on {queue!r}"
-    return f"{text}; {index} of {count} were posted" if count > 1 else text

@@ -349,3 +349,11 @@ cdef class SharedRing:
             "common_slots_left": self.left,
             "registered_bytes": sum([(<MR>mr).length for mr in self.slabs]),
         }
+
+
+cdef bint may_be_amid_a_message(Connection connection) noexcept:
+    """May its queue pair have taken a receive that will never complete? The embedded device gives them back."""
+    return (
+        connection.ledger is not None and not connection.ledger.fin_received
+        and not connection.engine.pd.context.library.embedded_device
+    )

@@ -329,3 +329,9 @@ cdef class SendWR:
     def sg_list(self):
         """Its elements."""
         return () if self.elements is None else self.elements.sg_list
+
+
+cdef str refusal(str call, int rc, object wr, object queue, int index, int count):
+    """What a queue says of the first of these requests that it does not take."""
+    text = f"{call}: {strerror(-rc).decode()}: {wr!r} on {queue!r}"
+    return f"{text}; {index} of {count} were posted" if count > 1 else text
