@@ -70,7 +70,7 @@ int rn_cm_gid_index(const struct sockaddr *address)
 }
 
 /* A listener for both families sees an IPv4 peer as an IPv4-mapped IPv6 address. */
-void rn_cm_undress(struct sockaddr_storage *address)
+void rn_cm_as_ipv4(struct sockaddr_storage *address)
 {
 	struct sockaddr_in6 v6 = *(struct sockaddr_in6 *)address;
 

@@ -183,7 +183,7 @@ void rn_cm_set_port(struct sockaddr *address, __be16 port);
 /* Fill in id->verbs and the route, from the id's addresses. */
 void rn_cm_set_route(struct rn_cm_id *id);
 int rn_cm_gid_index(const struct sockaddr *address); /* -1: it is not our address any more */
-void rn_cm_undress(struct sockaddr_storage *address); /* turn an IPv4-mapped address into IPv4 */
+void rn_cm_as_ipv4(struct sockaddr_storage *address); /* turn an IPv4-mapped address into IPv4 */
 
 /* --- bind.c ---------------------------------------------------------------------------------- */
 

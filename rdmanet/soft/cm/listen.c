@@ -277,8 +277,8 @@ static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockadd
 	by_name = near.ss_family == AF_UNIX;
 	if (by_name)
 		name_ends(listener, &near, far);
-	rn_cm_undress(&near);
-	rn_cm_undress(far);
+	rn_cm_as_ipv4(&near);
+	rn_cm_as_ipv4(far);
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	rn_cm_context_renew(); /* the listener is a user of the context */
 	pthread_mutex_lock(&rn_cm_lock);

@@ -263,15 +263,15 @@ static bool is_believed(int fd, const struct sockaddr_un *name, const union ibv_
 {
 	struct ucred owner = {.uid = (uid_t)-1};
 	struct sockaddr_storage to = {0};
-	struct sockaddr *undressed = (struct sockaddr *)&to;
+	struct sockaddr *as_ipv4 = (struct sockaddr *)&to;
 
 	if (!rn_guarded(RN_GUARD_NAME_OWNER))
 		return true;
 	memcpy(&to, dst, rn_cm_address_length(dst));
-	rn_cm_undress(&to);
+	rn_cm_as_ipv4(&to);
 	if (read_owner(fd, &owner) && !rn_is_overflow_user(owner.uid) &&
-	    (owner.uid == geteuid() ? is_our_word(fd, &owner, undressed)
-				       : is_listeners_word(fd, &owner, gid, undressed)))
+	    (owner.uid == geteuid() ? is_our_word(fd, &owner, as_ipv4)
+				       : is_listeners_word(fd, &owner, gid, as_ipv4)))
 		return true;
 	rn_warn(RN_WARN_NAME, "user %d holds the socket name %s%s and has no right to that address: connecting by TCP",
 		(int)owner.uid, name->sun_path + 1,
@@ -401,7 +401,7 @@ enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *co
 	if (!rn_gid_is_ours(&places[0].gid))
 		return RN_CM_UNKNOWN;
 	memcpy(&to, dst, rn_cm_address_length(dst));
-	rn_cm_undress(&to);
+	rn_cm_as_ipv4(&to);
 	is_told = rn_tcp_listener_cookie((struct sockaddr *)&to, cookie, &wanted.user);
 	if (is_told && is_known(*cookie))
 		return RN_CM_OURS;
