@@ -32,6 +32,7 @@ import contextvars
 import errno
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from rdmanet import credit
@@ -87,10 +88,10 @@ class Lifecycle:
         :param on_made: called when the connection is established
         :param on_over: called once, when the connection, or the attempt, is over for its program
         """
-        reports = Reports(self)
         self.loop_context, self.loop, self.config = loop_context, loop_context.loop, config
         self.on_made, self._on_over = on_made, on_over
         self.facts = Facts()
+        reports = Reports(self)
         self.machine = Machine()
         self.callbacks = Callbacks(self.loop, transport, context, protocol_factory)
         self.connection = Connection(reports, config.reference_writes, config.unread_bytes)
@@ -99,7 +100,7 @@ class Lifecycle:
         self.writing = WritingHalf(self.loop, self.machine, self.connection, self.callbacks, self)
         self.deadlines = Deadlines(self.loop, self.machine, self.connection, config.close_timeout, reports)
         self.teardown = Teardown(
-            self.loop, self._disconnect, lambda: steps_of_end(self), self.callbacks.report
+            self.loop, self._disconnect, partial(steps_of_end, self), self.callbacks.report
         )
         self.readiness: Readiness | None = None
         loop_context.connections.add(self)
@@ -108,14 +109,9 @@ class Lifecycle:
         return repr(self.callbacks.transport)
 
     @property
-    def foreign(self) -> bool:
-        """Whether this is a forked child's copy of its parent's connection."""
-        return self.loop_context.foreign
-
-    @property
     def unclosed(self) -> bool:
         """Whether it holds something that only its end would give back."""
-        return not self.teardown.released and self.endpoint.id is not None and not self.foreign
+        return not self.teardown.released and self.endpoint.id is not None and not self.loop_context.foreign
 
     # -- the beginning -------------------------------------------------------------------------------------
 
@@ -217,7 +213,7 @@ class Lifecycle:
 
         -1 when the connection is over, or another process's.
         """
-        if self.foreign or not self.teardown.wanted:
+        if self.loop_context.foreign or not self.teardown.wanted:
             return -1
         if self.readiness is None:
             self.readiness = Readiness(self.loop_context.bell(), self.machine, self.connection)
@@ -230,7 +226,7 @@ class Lifecycle:
 
     def handle(self, event: Event, error: BaseException | None = None, reason: str = "") -> None:
         """Carry out what the machine answers, in Action's order. The reason is what an Abort tells the peer."""
-        if self.foreign:
+        if self.loop_context.foreign:
             return  # after a fork: the connection is the parent's, and goes on there
         machine = self.machine
         actions = int(machine.receive(event, error))

@@ -341,7 +341,7 @@ class RdmaTransport(asyncio.Transport):
         await self._life.writing.until_half_closed()
 
     def __repr__(self) -> str:
-        is_foreign = self._life.foreign
+        is_foreign = self._life.loop_context.foreign
         state = "forked" if is_foreign else self._machine.state.name.lower()
         facts = self._life.facts
         peer, device = facts.get("peername"), facts.get("rdma_device")

@@ -23,7 +23,6 @@ from rdmanet.base import log_rate
 from rdmanet.errors import CompletionResetError, completion_error
 from rdmanet.stream import beginning
 from rdmanet.stream.connection import Failure
-from rdmanet.stream.facts import Facts
 from rdmanet.stream.parts import Life
 from rdmanet.stream.peer_memory import Posted
 from rdmanet.stream.protocol import Event, State, Told
@@ -34,10 +33,11 @@ logger = logging.getLogger("rdmanet")
 class Reports:
     """The owner of one connection's parts: of its bytes, its endpoint, its regions and its deadlines."""
 
-    __slots__ = ("_life",)
+    __slots__ = ("_life", "facts")
 
     def __init__(self, life: Life) -> None:
         self._life = life
+        self.facts = life.facts
 
     def __repr__(self) -> str:
         return repr(self._life)
@@ -224,10 +224,6 @@ class Reports:
     @property
     def error(self) -> BaseException | None:
         return self._life.machine.error
-
-    @property
-    def facts(self) -> Facts:
-        return self._life.facts
 
     def listens_for(self, name: str) -> bool:
         return self._life.callbacks.listens_for(name)
