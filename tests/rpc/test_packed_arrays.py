@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import sys
+import tracemalloc
 import types
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, NamedTuple, TypedDict
@@ -530,14 +531,20 @@ async def test_what_counts(net: Net, name: str):
     assert await idle(server)
 
 
-def test_what_arrays_weigh():
-    """Many of no items are still objects."""
+@pytest.mark.parametrize("dtype", ["<f4", [("x", "<f4")], [(f"x{index}", "i1") for index in range(200)]])
+def test_what_arrays_weigh(dtype: Any):
+    """Arrays of no items are objects, and so are the types of records."""
     method = schema_of(Store).methods["put"]
-    small = {str(index): numbers(0) for index in range(1000)}
-    raw = Packing((small,), "x").raw
-    assert method.scale.weigh(raw, 1 << 30) >= sum(map(sys.getsizeof, small.values()))
-    with pytest.raises(rpc.Error, match="decoded_bytes"):
-        method.scale.weigh(raw, 100_000)
+    raw = bytes(Packing(({str(index): numpy.zeros([0] + [1] * 31, dtype) for index in range(50)},), "x").raw)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        decoded = method.exact(raw)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(decoded[0]) == 50
+    assert method.scale.weigh(raw, 1 << 30) >= after - before
 
 
 def test_no_other_bytes_are_sent():
@@ -606,7 +613,7 @@ async def test_an_array_by_itself_and_one_in_a_union(net: Net):
         async def swap(self, data: numpy.ndarray) -> numpy.ndarray | None: ...  # type: ignore[empty-body]
         async def layer(self, name: str) -> Named2: ...  # type: ignore[empty-body]
 
-    server = await net.serve(Server())
+    server = await net.serve(Server(), limits=rpc.Limits(lent_seconds=3600))
     client = await net.connect(Client, server)
     for count in (3, LEND_BYTES):
         got = await client.swap(numbers(count))
