@@ -134,6 +134,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
     from rdmanet.rpc.buffer import Buffer
     from rdmanet.rpc.context import deadline_in
     from rdmanet.rpc.dynamic_client import DiscoveredMethod, discover
+    from rdmanet.rpc.errors import Code, Error
     from rdmanet.rpc.method import Kind
     from rdmanet.rpc.pending import CallDetails
 
@@ -146,7 +147,13 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         raise Misuse(f"the arguments are not JSON: {exc}") from None
     if not isinstance(given, dict):
         raise Misuse('the arguments are an object of JSON with their names: \'{"name": "w"}\'')
-    async with discover(service, host, port, args.transport) as (channel, schema):
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            channel, schema = await stack.enter_async_context(discover(service, host, port, args.transport))
+        except Error as exc:
+            if exc.code is Code.UNIMPLEMENTED:
+                raise Misuse(printable(exc.text, 1000)) from None
+            raise
         if channel.service != service:
             raise Misuse(f"the server has {printable(channel.service)}, and no {printable(service)}")
         method = schema.methods.get(name)

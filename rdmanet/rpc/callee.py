@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from msgspec import Raw
 
@@ -29,6 +29,7 @@ from rdmanet.errors import ProtocolError
 from rdmanet.rpc.answers import Answers, is_long
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.builtin import names_of
 from rdmanet.rpc.call_metadata import Metadata, decoded
 from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
 from rdmanet.rpc.context import CURRENT, CallInfo
@@ -42,6 +43,7 @@ from rdmanet.rpc.lending import at_once
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
+    NAMES_MOST,
     NIL,
     VERSION,
     Call,
@@ -49,6 +51,7 @@ from rdmanet.rpc.messages import (
     End,
     Hello,
     Item,
+    OutHello,
     OutReply,
     Ping,
     Pong,
@@ -56,14 +59,18 @@ from rdmanet.rpc.messages import (
     Window,
     check_hello,
 )
-from rdmanet.rpc.method import Kind
+from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.running import Running
+from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.shares import Held, Share
-from rdmanet.rpc.stats import counters_of
+from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending, item_of
 from rdmanet.rpc.taking import take, unpack
+
+_NOTHING: Final = Schema("", [])
+"""What a client gets of a service that the server does not have."""
 
 
 class Callee:
@@ -81,8 +88,9 @@ class Callee:
         self.loop = server.loop
         self.limits = server.limits
         self.book: CalleeBook[Running] = CalleeBook(self.limits.calls)
-        self._schema, self._methods = server.schema, server.methods
-        self._counters = server.counters
+        self._service = ""
+        self._methods: list[tuple[Method, Callable[..., Any]]] = []
+        self._counters: list[Counter] = []
         self._is_builtin = False
         self._stream_bytes = 0
         self._greeting: asyncio.TimerHandle | None = None
@@ -127,14 +135,15 @@ class Callee:
         if self._greeting is not None:
             self._greeting.cancel()
             self._greeting = None
-        builtin, limits = self.server.builtin.get(hello.service), self.limits
-        self._is_builtin = builtin is not None
-        if builtin is not None:
-            self._schema, self._methods = builtin
-            self._counters = counters_of(self._schema)
-        schema = self._schema
+        server, limits = self.server, self.limits
+        served = server.builtin.get(hello.service)
+        self._is_builtin = served is not None
+        served = served or server.services.get(hello.service)
+        schema = _NOTHING if served is None else served.schema
+        if served is not None:
+            self._service, self._methods, self._counters = hello.service, served.methods, served.counters
         self._stream_bytes = hello.stream_bytes
-        methods = None if hello.digest == schema.digest else schema.encoded
+        methods = NIL if hello.digest == schema.digest else Raw(schema.encoded)
         self._handlers.clear()
         self._handlers |= {
             Call: self._on_call,
@@ -146,18 +155,12 @@ class Callee:
             Ping: self._on_ping,
             Pong: self._parting.answered,
         }
-        self.link.send(
-            Hello(
-                MAGIC,
-                VERSION,
-                schema.name[:256],
-                schema.digest,
-                limits.message_bytes,
-                limits.calls,
-                limits.stream_bytes,
-                NIL if methods is None else Raw(methods),
-            )
-        )
+        most = limits.message_bytes, limits.calls, limits.stream_bytes
+        if served is None:
+            names = names_of(server.services)[:NAMES_MOST]
+            self.link.send(Hello(MAGIC, VERSION, "", schema.digest, *most, methods, names))
+        else:
+            self.link.send(OutHello(MAGIC, VERSION, self._service, schema.digest, *most, methods))
         self.link.longest = hello.message_bytes
         self._is_greeted = True
         if self.server.keepalive is not None:
@@ -230,7 +233,7 @@ class Callee:
                 nbytes += memory.nbytes
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
-            call = CallInfo(self._schema.name, method.name, metadata, deadline, self.link)
+            call = CallInfo(self._service, method.name, metadata, deadline, self.link)
             counter = self._counters[method.number]
             running = Running(number, method, function, call, counter, self.link.heard_at)
             if len(raw_arguments) >= method.scale.least:

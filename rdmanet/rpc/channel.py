@@ -50,6 +50,7 @@ from rdmanet.rpc.messages import (
     OutCall,
     OutCallBringing,
     OutCallWith,
+    OutHello,
     Ping,
     Pong,
     Release,
@@ -108,7 +109,7 @@ class Channel:
     def _made(self) -> None:
         limits, schema = self.limits, self.schema
         most = limits.message_bytes, limits.calls, limits.stream_bytes
-        self.link.send(Hello(MAGIC, VERSION, schema.name[:256], schema.digest, *most))
+        self.link.send(OutHello(MAGIC, VERSION, schema.name, schema.digest, *most))
 
     @property
     def peer(self) -> Any:
@@ -133,10 +134,13 @@ class Channel:
         if self._greeting.done():  # it took too long
             return
         try:
+            if hello.services is not None:
+                has = ", ".join(hello.services[:10]) + ", ..." * (len(hello.services) > 10)
+                raise Error(Code.UNIMPLEMENTED, f"the server has {has}, and no {self.schema.name}")
             if hello.digest == self.schema.digest:
                 known = {method.name: method.number for method in self.schema.numbered}
             else:
-                known = self.schema.understands(hello.methods)
+                known = self.schema.understands(hello.methods, hello.service)
                 self._fitted = self.schema.fitted(hello.methods)
         except Error as exc:
             self._greeting.set_exception(exc)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import Limits
-from rdmanet.rpc.method import Method
 from rdmanet.rpc.running import Running
-from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.shares import Shares
-from rdmanet.rpc.stats import Counter
 
 
 class Host(Protocol):
     """What a connection needs of its server."""
 
     loop: asyncio.AbstractEventLoop
-    schema: Schema
+    services: dict[str, Served]
     builtin: dict[str, Served]
-    counters: list[Counter]
-    methods: list[tuple[Method, Callable[..., Any]]]
     limits: Limits
     shares: Shares
     send_tracebacks: bool

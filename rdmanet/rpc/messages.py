@@ -32,6 +32,8 @@ HELLO_BYTES: Final = 4096
 TEXT_MOST: Final = 4096
 """Characters of a failure's text; longer ones are cut by the side that sends them."""
 
+NAMES_MOST: Final = 256
+"""Services that a server tells of in its Hello."""
 DIMENSIONS_MOST: Final = 32
 COST_BYTES: Final = 1024
 """A message costs its reader one unit, and one more for each so many bytes (`Framer.budget`)."""
@@ -72,6 +74,8 @@ class Hello(_Message, tag=0):
     stream_bytes: U53
     methods: Raw = Raw(b"\xc0")
     """From the server: its schema, if the digests differ."""
+    services: Annotated[list[_Name], Meta(max_length=NAMES_MOST)] | None = None
+    """From a server that does not have the service: the names of those that it has, as many as it likes to tell."""
 
 
 class Call(_Message, tag=1):
@@ -194,6 +198,19 @@ class Placed(msgspec.Struct, array_like=True, frozen=True):
 Message = Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong
 
 encode = msgspec.msgpack.Encoder().encode
+
+
+class OutHello(_Message, tag=0):
+    """Hello of a client, or of a server that has the service."""
+
+    magic: str
+    version: int
+    service: str
+    digest: bytes
+    message_bytes: int
+    calls: int
+    stream_bytes: int
+    methods: Raw = NIL
 
 
 class OutCall(_Message, tag=1):

@@ -18,9 +18,9 @@ import functools
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -32,16 +32,21 @@ from rdmanet.rpc.method import Kind, Method
 
 __all__ = ["Schema", "Service"]
 
+NAME_MOST: Final = 200
+"""Characters of the name of a service."""
+
 
 class Schema:
     """The methods of a service.
 
-    :ivar name: the name of its class
+    :ivar name: the name of its class, or what that says, and its version: "Store", "Store/2"
+    :ivar names: those by which a server knows it: its own, and those of the services that it is derived from
     :ivar methods: by their names, in order
     """
 
-    def __init__(self, name: str, methods: list[Method]) -> None:
+    def __init__(self, name: str, methods: list[Method], names: Sequence[str] = ()) -> None:
         self.name = name
+        self.names = (name, *names)
         self.methods = {method.name: method for method in sorted(methods, key=lambda method: method.name)}
         self.numbered = list(self.methods.values())
         for number, found in enumerate(self.numbered):
@@ -67,8 +72,10 @@ class Schema:
         """SHA-256 of the description in msgpack."""
         return hashlib.sha256(self.encoded).digest()
 
-    def understands(self, raw: Any) -> dict[str, int]:
+    def understands(self, raw: Any, server_name: str = "") -> dict[str, int]:
         """Compare with the schema of a server, as it came by the wire: the server's numbers of our methods.
+
+        :param server_name: what the server calls the service
 
         Methods that the server does not have are left out: calling them is UNIMPLEMENTED.
 
@@ -92,7 +99,9 @@ class Schema:
             raise ProtocolError("the server's schema refers to what is not in it") from None
         if lines:
             shown = "; ".join(lines[:5]) + ("; and more" if lines[5:] else "")
-            raise Error(Code.FAILED_PRECONDITION, f"the server's {self.name} differs from ours: {shown}")
+            ours_too = "ours" if server_name in ("", self.name) else f"our {self.name}"
+            text = f"the server's {server_name or self.name} differs from {ours_too}: {shown}"
+            raise Error(Code.FAILED_PRECONDITION, text)
         return {found.name: numbers[found.name] for found, _ in known}
 
     def fitted(self, raw: Any) -> list[Method]:
@@ -104,22 +113,49 @@ class Schema:
 class Service:
     """The base of services. A subclass is read when it is defined, and its instances can be served.
 
+    A client finds its service on the server by the name of the class: ``class Store(rpc.Service)``. An instance of a
+    class that is derived from it, ``class DiskStore(Store)``, is served under both names. A method that it overrides
+    has the annotations of the base where it has none of its own.
+
+    :param name: the name of the service, if it is not that of the class: ``class Store2(rpc.Service, name="Store")``
+    :param version: a whole number, which is part of the name: a server may have two versions of a service that do not
+        understand each other. Versions that do need none
     :raises TypeError: a method cannot be called from elsewhere; the text names it and the parameter. This is raised by
         the `class` statement
+    :raises ValueError: the name or the version is none
     """
 
     __rpc_schema__: ClassVar[Schema] = Schema("Service", [])
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, name: str | None = None, version: int | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__rpc_schema__ = _read(cls, defining_frame(cls, sys._getframe(1)))
+        full = _name(cls, cls.__name__ if name is None else name, version)
+        cls.__rpc_schema__ = _read(cls, full, defining_frame(cls, sys._getframe(1)))
 
 
 # ---- Reading a class -----------------------------------------------------------------------------------------
 
 
-def _read(cls: type, frame: FrameType) -> Schema:
+def _name(cls: type, name: str, version: int | None) -> str:
+    """The name of a service, with its version."""
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_MOST or "/" in name:
+        raise ValueError(
+            f"{cls.__name__}: name={shown(name)} is no text of 1 to {NAME_MOST} characters without '/'"
+        )
+    if name.startswith("rdmanet.") and not cls.__module__.startswith("rdmanet."):
+        raise ValueError(f"{cls.__name__}: name={shown(name)}: names that begin with 'rdmanet.' are taken")
+    if version is None:
+        return name
+    if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 1 << 32:
+        raise ValueError(f"{cls.__name__}: version={shown(version)} is no whole number of 32 bits")
+    return f"{name}/{version}"
+
+
+def _read(cls: type, full_name: str, frame: FrameType) -> Schema:
     methods = []
+    bases = [
+        each.__rpc_schema__ for each in cls.__mro__[1:] if issubclass(each, Service) and each is not Service
+    ]
     for name in dir(cls):
         if name.startswith("_"):
             continue
@@ -133,15 +169,23 @@ def _read(cls: type, frame: FrameType) -> Schema:
             hints = known.hints
         else:
             hints = resolved(cls, owner, found, frame)
+            _inherit(hints, found, [base.methods[name] for base in bases if name in base.methods])
         methods.append(Method(cls.__name__, name, found, hints))
     if len(methods) > METHODS_MOST:
         raise TypeError(f"{cls.__name__} has {len(methods)} methods: {METHODS_MOST} are allowed")
-    read = Schema(cls.__name__, methods)
+    read = Schema(full_name, methods, [base.name for base in bases])
     try:
         _ = read.digest
     except TypeError as exc:
         raise TypeError(f"{cls.__name__}: {exc}") from None
     return read
+
+
+def _inherit(hints: dict[str, Any], function: Callable[..., Any], methods: list[Method]) -> None:
+    """Give a method the annotations of those that it overrides, where it has none of its own."""
+    if missing := {"return", *inspect.signature(function).parameters} - hints.keys():
+        for method in reversed(methods):
+            hints |= {name: method.hints[name] for name in missing & method.hints.keys()}
 
 
 # ---- Comparing -----------------------------------------------------------------------------------------------

@@ -13,21 +13,21 @@ from typing import Any, Self
 
 from rdmanet.errors import shown
 from rdmanet.rpc import endpoints
-from rdmanet.rpc.builtin import HealthStatus, builtin_of
+from rdmanet.rpc.builtin import HealthStatus, builtin_of, names_of, served_by_name
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.running import Running
-from rdmanet.rpc.schema import Service, methods_of, schema_of
+from rdmanet.rpc.schema import Service
 from rdmanet.rpc.shares import Shares
-from rdmanet.rpc.stats import MethodStats, counted, counters_of
+from rdmanet.rpc.stats import MethodStats, counted
 
 __all__ = ["Server", "serve"]
 
 
 async def serve(
-    service: Service,
+    service: Service | Sequence[Service],
     host: str | Sequence[str] | None = None,
     port: int | None = None,
     *,
@@ -47,7 +47,8 @@ async def serve(
     A method raises `Error` for what the caller is to know. Of any other exception the caller learns only that it is
     INTERNAL; it is logged here, by the logger "rdmanet.rpc".
 
-    :param service: an instance of a subclass of `Service`
+    :param service: an instance of a subclass of `Service`, or a list of several: a client finds its own by the name of
+        the class, and gets UNIMPLEMENTED if there is none
     :param host: as for ``start_rdma_server`` or asyncio's ``create_server``; with ``transport="unix"`` a path
     :param port: 0 for a free port, which ``server.sockets`` tells
     :param transport: "rdma", "tcp" or "unix"
@@ -61,9 +62,11 @@ async def serve(
     :param transport_options: for ``start_rdma_server``, or asyncio's ``create_server`` and ``create_unix_server``
     :raises OSError: it cannot listen
     :raises TypeError: it is no service
+    :raises ValueError: two of the services have the same name, or an argument is none of the above
     """
     silence = checked_keepalive("serve", keepalive)
-    server = Server(service, limits, send_tracebacks, silence, interceptors, carry)
+    services = [service] if isinstance(service, Service) or not isinstance(service, Sequence) else service
+    server = Server(services, limits, send_tracebacks, silence, interceptors, carry)
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
     )
@@ -73,7 +76,7 @@ async def serve(
 class Server:
     """What `serve` returns. ``async with`` closes it at the end.
 
-    :ivar schema: the methods that are served
+    :ivar services: what is served, by the names that clients may have for it
     :ivar limits: what clients may make it do
     """
 
@@ -81,7 +84,7 @@ class Server:
 
     def __init__(
         self,
-        service: Service,
+        services: Sequence[Service],
         limits: Limits,
         send_tracebacks: bool,
         keepalive: float | None,
@@ -89,11 +92,9 @@ class Server:
         carry: Sequence[ContextVar[Any]],
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.schema = schema_of(service)
-        self.methods = methods_of(service)
-        self.counters = counters_of(self.schema)
+        self.services = served_by_name(services)
         self.builtin = builtin_of(self)
-        self.health: dict[str, HealthStatus] = {"": "SERVING", self.schema.name: "SERVING"}
+        self.health: dict[str, HealthStatus] = dict.fromkeys(("", *self.services), "SERVING")
         self.limits = limits
         self.shares = Shares(limits)
         self.send_tracebacks = send_tracebacks
@@ -131,12 +132,21 @@ class Server:
         """
         if status not in ("SERVING", "NOT_SERVING"):
             raise ValueError(f'set_health: {shown(status)} is not "SERVING" or "NOT_SERVING"')
-        for name in ("", self.schema.name) if service is None else (service,):
+        for name in ("", *self.services) if service is None else (service,):
             self.health[name] = status
 
     def stats(self) -> dict[str, MethodStats]:
-        """What was counted of each method since the server began, by the names of the methods."""
-        return counted(self.schema, self.counters)
+        """What was counted of each method since the server began, by the names of the methods.
+
+        If there are several services, the name of the service is before that: "Store.get".
+        """
+        names = names_of(self.services)
+        found: dict[str, MethodStats] = {}
+        for name in names:
+            served = self.services[name]
+            for method, stats in counted(served.schema, served.counters).items():
+                found[method if len(names) == 1 else f"{name}.{method}"] = stats
+        return found
 
     async def serve_forever(self) -> None:
         """Wait until the server is closed, or drained. Cancelling this closes it."""
@@ -242,4 +252,5 @@ class Server:
             callee.finish(self.refusal)
 
     def __repr__(self) -> str:
-        return f"<rpc.Server of {self.schema.name}: {len(self.callees)} clients, {len(self.running)} calls>"
+        names = ", ".join(names_of(self.services))
+        return f"<rpc.Server of {names}: {len(self.callees)} clients, {len(self.running)} calls>"

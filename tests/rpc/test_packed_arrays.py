@@ -609,7 +609,7 @@ async def test_an_array_by_itself_and_one_in_a_union(net: Net):
         async def layer(self, name: str) -> Layer:
             return Layer(name, numbers(LEND_BYTES))
 
-    class Client(rpc.Service):
+    class Client(rpc.Service, name="Server"):
         async def swap(self, data: numpy.ndarray) -> numpy.ndarray | None: ...  # type: ignore[empty-body]
         async def layer(self, name: str) -> Named2: ...  # type: ignore[empty-body]
 

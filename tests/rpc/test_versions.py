@@ -82,7 +82,7 @@ async def test_a_buffer_beside_a_stream_for_who_accepts_more(net: Net):
         async def send(self, data: bytes, more: AsyncIterator[int]) -> AsyncIterator[int]:
             yield 0
 
-    class New(rpc.Service):
+    class New(rpc.Service, name="Old"):
         async def send(self, data: bytes | None, more: AsyncIterator[int]) -> AsyncIterator[int]:
             assert data is not None
             yield len(data)

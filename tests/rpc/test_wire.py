@@ -27,7 +27,7 @@ from rdmanet.rpc.messages import (
 PAGE = Path(__file__).parents[2] / "docs/reference/rpc-protocol.md"
 VECTORS = re.findall(r"^\| `(\w+\(.*\))` \| `([0-9a-f]+)` \|$", PAGE.read_text(), re.MULTILINE)
 KINDS = {cls.__name__: cls for cls in messages.Message.__args__}
-RAW = {"Call": 3, "Reply": 1, "Failure": 3, "Item": 1}
+RAW = {"Hello": 7, "Call": 3, "Reply": 1, "Failure": 3, "Item": 1}
 """Which item of a message is msgpack of its own."""
 
 
@@ -48,6 +48,8 @@ def message_of(text: str) -> Any:
 
 def as_sent(message: Any) -> Any:
     """A Call without metadata is sent without a place for it, as peers of older versions do. So are others."""
+    if isinstance(message, messages.Hello) and message.services is None:
+        return messages.OutHello(*msgspec.structs.astuple(message)[:-1])
     if isinstance(message, messages.Call | messages.Reply | messages.Item) and message.memory is None:
         if isinstance(message, messages.Item):
             return OutItem(message.number, message.item)
