@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "rdma_faults(*faults, may_miss=False): make these things go wrong during the test",
         "rdma_seeds(count): run the test with so many seeds for its faults",
         'rdma_rules(rules): let the embedded device follow these rules, "roce" or "iwarp"',
+        "rdma_only: let rdmanet's event loop fail rather than take TCP; the embedded device counts as RDMA",
     ):
         config.addinivalue_line("markers", line)
 
@@ -57,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     names: list[str] | None = getattr(item, "fixturenames", None)
     if names is None or "_rdma_marks" in names:
         return
-    if any(item.get_closest_marker(mark) for mark in ("rdma_rules", "rdma_faults")):
+    if any(item.get_closest_marker(mark) for mark in ("rdma_rules", "rdma_faults", "rdma_only")):
         names.insert(0, "_rdma_marks")
 
 
@@ -100,6 +101,9 @@ def _rdma_marks(request: pytest.FixtureRequest) -> Iterator[None]:
             from rdmanet.testing import _rules
 
             stack.enter_context(_rules(rules.args[0]))
+        if request.node.get_closest_marker("rdma_only") is not None:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setenv("RDMANET_REQUIRE", "no-tcp")  # for the test's other processes, too
         if request.node.get_closest_marker("rdma_faults") is not None:
             request.getfixturevalue("rdma_faults")
         yield

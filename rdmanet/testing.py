@@ -15,6 +15,7 @@ Marks
     rdma_faults("loss=5%", ...)    sets these faults for the whole test, which fails if one of them never happened
     rdma_seeds(20)                 runs the test with this many seeds; the test's name contains the seed
     rdma_rules("iwarp")            runs the test on a device that follows iWARP's rules
+    rdma_only                      a connection of rdmanet's event loop fails rather than take TCP
 
 The plugin does not affect tests that use none of this, and is not even imported for them.
 """

@@ -55,15 +55,32 @@ _DIGITS_MAX = 18  # what a size_t can hold for certain
 _is_told = False
 
 
+_REQUIRED = (None, "", "rdma", "no-tcp")
+
+
 def requires_rdma() -> bool:
     """Whether RDMANET_REQUIRE excludes the embedded device, and TCP in its place.
 
     :raises OSError: it has an unknown value, which was meant to protect (EINVAL)
     """
     required = os.environ.get("RDMANET_REQUIRE")
-    if required not in (None, "", "rdma"):
-        raise OSError(errno.EINVAL, f"RDMANET_REQUIRE={required}: set it to rdma, or unset it")
+    if required not in _REQUIRED:
+        raise OSError(
+            errno.EINVAL,
+            f"RDMANET_REQUIRE={required}: set it to rdma or no-tcp, or unset it",
+        )
     return required == "rdma"
+
+
+def excludes_tcp() -> str:
+    """The setting of RDMANET_REQUIRE that excludes TCP: ``rdma``, or ``no-tcp``, by which the embedded device counts as
+    RDMA; "" if there is none.
+
+    :raises OSError: it has an unknown value (EINVAL)
+    """
+    requires_rdma()
+    required = os.environ.get("RDMANET_REQUIRE")
+    return f"RDMANET_REQUIRE={required}" if required else ""
 
 
 def place_bytes() -> int | None:

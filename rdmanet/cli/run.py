@@ -5,8 +5,8 @@ usage: rdmanet run SCRIPT ARGUMENT ...        a file of Python
        rdmanet run PROGRAM ARGUMENT ...       a program that is written in Python, or starts one: uvicorn, make
 
 Every event loop that the program makes, asyncio's or uvloop's, is switched as by rdmanet.run(); so are those of the
-processes that it starts. RDMANET_PEERS says which peers are to be reached by RDMA, and RDMANET_REQUIRE=rdma makes it an
-error to fall back.
+processes that it starts. RDMANET_PEERS says which peers are to be reached by RDMA, and RDMANET_REQUIRE=no-tcp makes it
+an error to fall back to TCP.
 
 The program replaces this process. It finds a sitecustomize module of rdmanet first on PYTHONPATH, so Pythons that
 ignore that (-I, -E) are not switched.

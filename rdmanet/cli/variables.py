@@ -20,7 +20,7 @@ _EFFECTS = {
     "RDMANET_DEVICE": "streams use only this device",
     "RDMANET_PEERS": "whom the event loop reaches by RDMA",
     "RDMANET_PLACE_BYTES": "reads of less are copied",
-    "RDMANET_REQUIRE": "streams never use the embedded device, and the event loop never TCP",
+    "RDMANET_REQUIRE": "the event loop never takes TCP, and with `rdma` streams never use the embedded device",
     "RDMANET_SOFT": "the embedded device reaches no other host",
     "RDMANET_SOFT_ADOPT": "memory that a program registers is turned into memory that peers map",
     "RDMANET_SOFT_ARM": "when arming a completion queue raises an event",

@@ -34,6 +34,7 @@ def run(
     peers: str | Iterable[str] | None = None,
     lost_peer: str = "eof",
     reference_writes: bool = False,
+    fallback: bool = True,
 ) -> _T:
     """asyncio.run() on a loop whose connections take RDMA where both sides can, and TCP elsewhere.
 
@@ -43,7 +44,7 @@ def run(
     Raises what ``main`` raises; RuntimeError if a loop is running already; what ``rdmanet.loop_factory`` raises.
     """
     try:
-        settings = Settings(peers, lost_peer, reference_writes)
+        settings = Settings(peers, lost_peer, reference_writes, fallback)
         with asyncio.Runner(
             debug=debug, loop_factory=functools.partial(_new_loop, loop_factory, settings)
         ) as runner:
@@ -59,6 +60,7 @@ def loop_factory(
     peers: str | Iterable[str] | None = None,
     lost_peer: str = "eof",
     reference_writes: bool = False,
+    fallback: bool = True,
 ) -> asyncio.AbstractEventLoop:
     """A new event loop whose connections take RDMA where both sides can, and TCP elsewhere.
 
@@ -75,11 +77,14 @@ def loop_factory(
     memory that may change from where it lies, as ``RdmaTransport.write`` does; otherwise it is copied, because
     programs for TCP expect that.
 
+    ``fallback=False`` makes it an error if only TCP reaches a peer (ConnectionRefusedError), or if a server cannot
+    listen for RDMA (OSError), as RDMANET_REQUIRE=no-tcp does. The embedded device counts as RDMA.
+
     Raises ValueError for a pattern or an option that makes no sense, TypeError for a base that is neither one of
     asyncio's selector loops nor one of uvloop's, and OSError (EINVAL) for an environment variable that keeps RDMA from
     being used: the program would take TCP instead.
     """
-    return _new_loop(base, Settings(peers, lost_peer, reference_writes))
+    return _new_loop(base, Settings(peers, lost_peer, reference_writes, fallback))
 
 
 def patch_loop(
@@ -88,6 +93,7 @@ def patch_loop(
     peers: str | Iterable[str] | None = None,
     lost_peer: str = "eof",
     reference_writes: bool = False,
+    fallback: bool = True,
 ) -> None:
     """Have the connections that this loop makes from now on take RDMA where both sides can.
 
@@ -95,7 +101,7 @@ def patch_loop(
     ``rdmanet.loop_factory``. A loop that is switched already keeps its connections, servers and sockets, and has the
     options of the last call from then on.
     """
-    switch_on(loop, Settings(peers, lost_peer, reference_writes))
+    switch_on(loop, Settings(peers, lost_peer, reference_writes, fallback))
 
 
 def _new_loop(base: Base | None, settings: Settings) -> asyncio.AbstractEventLoop:

@@ -69,7 +69,7 @@ class Accepting:
     async def accept(self, listener: socket.socket) -> Accepted:
         """What sock_accept() returns for a listener of TCP's.
 
-        :raises OSError: what accept(2) says; or RDMA cannot listen, and RDMANET_REQUIRE=rdma
+        :raises OSError: what accept(2) says; or RDMA cannot listen, and TCP is excluded
         """
         offer = self._offer_of(listener)
         if offer is None:
@@ -184,7 +184,7 @@ class _Offer:
         try:
             await server.start_serving()
         except OSError as exc:
-            self._failure = exc  # RDMANET_REQUIRE=rdma
+            self._failure = exc  # TCP alone is excluded
             self._wake()
 
     def waiting(self) -> Waiting:

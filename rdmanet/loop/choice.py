@@ -31,13 +31,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rdmanet.base.environment import requires_rdma
+from rdmanet.base import environment
 from rdmanet.loop import doors, kernel, trust
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.peers import Peers, Selection
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from rdmanet.stream.addresses import SockAddr
 
@@ -89,8 +90,10 @@ class _Plain:
 class Chooser:
     """The choices of one loop."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, excludes_tcp: Callable[[], str] = environment.excludes_tcp) -> None:
+        """:param excludes_tcp: says by which setting TCP is not to be taken; "" if it may be"""
         self._peers = peers
+        self.excludes_tcp = excludes_tcp
         self._told: dict[tuple[str, int], None] = {}
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
@@ -101,12 +104,13 @@ class Chooser:
         self._no_adapter = ""
         self._look_again = 0.0
 
-    def change(self, peers: Peers) -> None:
-        """Choose by these patterns from now on. What is known of the peers stays; other choices are logged anew."""
+    def change(self, peers: Peers, excludes_tcp: Callable[[], str]) -> None:
+        """Choose by these settings from now on. What is known of the peers stays; other choices are logged anew."""
         if peers.words != self._peers.words:
             self._told.clear()
         self._plain.clear()
         self._peers = peers
+        self.excludes_tcp = excludes_tcp
 
     def close(self) -> None:
         """Give back what is kept for the next choice. Later choices are possible."""
@@ -147,7 +151,7 @@ class Chooser:
         if facts is not None:
             return facts["fabric_reason"]
         chance = self._choose(host, place)
-        if isinstance(chance, str) and not os.environ.get("RDMANET_REQUIRE"):
+        if isinstance(chance, str) and not self.excludes_tcp():
             if len(self._plain) >= _PEERS_KEPT:
                 self._plain.clear()
             until = time.monotonic() + _LOOK_AGAIN_S
@@ -185,7 +189,8 @@ class Chooser:
         """For a peer without a door: it may be on another host."""
         now = time.monotonic()
         if now >= self._look_again:
-            self._no_adapter, self._look_again = why_no_adapter(), now + _LOOK_AGAIN_S
+            excluded = bool(self.excludes_tcp())
+            self._no_adapter, self._look_again = why_no_adapter(excluded), now + _LOOK_AGAIN_S
         if self._no_adapter:
             return f"{doors.NOBODY}, and {self._no_adapter}"
         fabric, until = self._remembered.get((address, port), ("", 0.0))
@@ -197,7 +202,7 @@ class Chooser:
 
     def _why_not_now(self, address: str, port: int) -> str:
         """Why RDMA is not to be tried just now; "" if it is."""
-        if requires_rdma():
+        if self.excludes_tcp():
             return ""
         if (address, port) in self._silent:
             return "the server's loop has not answered yet"
@@ -245,6 +250,17 @@ class Chooser:
             self._remembered.pop(next(iter(self._remembered)))
         self._remembered[address, port] = (fabric, time.monotonic() + MEMORY_S)
 
+    def refuse_tcp(self, host: Any, port: int | str | None, reason: str) -> None:
+        """Raise an error if TCP is excluded.
+
+        :raises ConnectionRefusedError: it is
+        """
+        if setting := self.excludes_tcp():
+            raise ConnectionRefusedError(
+                errno.ECONNREFUSED,
+                f"only TCP reaches {host} port {port}, which {setting} excludes: {reason}",
+            )
+
     def tell(self, host: str, port: int, fabric: str, reason: str) -> None:
         """Log the first choice for a peer."""
         if (host, port) in self._told:
@@ -255,7 +271,7 @@ class Chooser:
         logger.info("connections to %s port %d take %s: %s", host, port, fabric.upper(), reason)
 
 
-def why_no_adapter() -> str:
+def why_no_adapter(is_tcp_excluded: bool = False) -> str:
     """Why no RDMA device of the kernel is to be used for peers on other hosts; "" if there is one. It loads no library.
 
     iWARP's ports are TCP's, so it is only for programs that exclude TCP.
@@ -263,7 +279,7 @@ def why_no_adapter() -> str:
     names = kernel.names_in(_ADAPTERS)
     if not names:
         return "this host has no RDMA adapter for others"
-    if requires_rdma() or not all(map(_is_iwarp, names)):
+    if is_tcp_excluded or not all(map(_is_iwarp, names)):
         return ""
     return f"this host's RDMA adapter for others ({', '.join(names)}) does iWARP, whose ports are TCP's"
 
@@ -280,18 +296,6 @@ def _is_iwarp(name: str) -> bool:
         if kernel.lacks_resources(exc):
             raise
         return False
-
-
-def refuse_tcp(host: Any, port: int | str | None, reason: str) -> None:
-    """Raise an error if RDMANET_REQUIRE excludes TCP.
-
-    :raises ConnectionRefusedError: it does
-    """
-    if requires_rdma():
-        raise ConnectionRefusedError(
-            errno.ECONNREFUSED,
-            f"only TCP reaches {host} port {port}, which RDMANET_REQUIRE=rdma excludes: {reason}",
-        )
 
 
 def _unmapped(found: doors.Found) -> str:

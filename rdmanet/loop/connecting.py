@@ -29,12 +29,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rdmanet.base.environment import requires_rdma
 from rdmanet.base.scopes import with_scope
 from rdmanet.loop import doors, workers
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.base import Base
-from rdmanet.loop.choice import Chance, Chooser, refuse_tcp
+from rdmanet.loop.choice import Chance, Chooser
 from rdmanet.loop.inquiry import Inquiry
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ async def create_connection(
     is_the_loops = wanted.is_the_loops(addresses)
     for address in addresses[:1] if is_the_loops else addresses:
         chance = chooser.choose(host, address)
-        if isinstance(chance, str) and (is_the_loops or requires_rdma()):
+        if isinstance(chance, str) and (is_the_loops or chooser.excludes_tcp()):
             reasons.append(chance)
             continue
         attempt = Attempt(base, settings, wanted)
@@ -253,7 +252,7 @@ async def create_connection(
     if len(failures) == len(addresses) and not wanted.has_happy_eyeballs:
         raise _of_all(failures, wanted.kwds.get("all_errors"))
     reason = "; ".join(dict.fromkeys(reasons))
-    refuse_tcp(host, wanted.port, reason)
+    chooser.refuse_tcp(host, wanted.port, reason)
     chooser.tell(host, addresses[0][1], "tcp", reason)
     place = (host, wanted.port) if wanted.has_happy_eyeballs else addresses[0][:2]
     return await by_tcp(of_client(reason), wanted.factory, *place, family=wanted.family, **wanted.by_name())
@@ -279,7 +278,7 @@ async def _reach(
         if not isinstance(taken, str):
             return taken, attempt.why_tcp if isinstance(taken, socket.socket) else chance.reason
         reason = taken
-    if is_the_loops or requires_rdma():
+    if is_the_loops or chooser.excludes_tcp():
         return None, reason
     return await tcp(), reason
 
@@ -328,7 +327,7 @@ async def try_rdma(
     :param lost: called with a TCP socket that was connected, but later than RDMA
     :raises OSError: TCP was tried, too, and has failed; or an error of the factory if the attempt `is_made`
     """
-    if chance.alone or requires_rdma():
+    if chance.alone or chooser.excludes_tcp():
         try:
             return await _in_time(attempt, address, chance)
         except OSError as exc:

@@ -10,8 +10,9 @@ the TCP port: it is found by its name, on this host only, and only because the T
 A listener's options may have TCP refuse clients: those who do not come by one interface, say, or whose packets a filter
 of its own drops. RDMA's do not pass there, so beside such a listener there is no RDMA (`_why_tcp_alone`).
 
-If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE=rdma makes that an error. If
-an adapter cannot, as soft-iWARP beside a TCP listener, the embedded device does, and the log says so.
+If RDMA cannot listen, the server serves TCP only, and the log says why. RDMANET_REQUIRE makes that an error, and so
+does ``fallback=False``. If an adapter cannot, as soft-iWARP beside a TCP listener, the embedded device does, and the
+log says so.
 
 Of several workers on one port the first has the door and the RDMA listeners. TCP's connections are spread over all by
 the kernel, and RDMA's are dealt out in turn by the first (workers.py). When it ends, another takes its place. Until
@@ -31,7 +32,6 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet.base import log_rate
-from rdmanet.base.environment import requires_rdma
 from rdmanet.base.pause import pause
 from rdmanet.loop import kernel, workers
 from rdmanet.loop.acceptor import REST_S
@@ -105,7 +105,7 @@ class DualServer(asyncio.AbstractServer):
     async def start_serving(self) -> None:
         """Begin to accept connections; later calls do nothing. Cancelling it leaves a server that serves TCP.
 
-        :raises OSError: RDMA cannot listen, and RDMANET_REQUIRE=rdma
+        :raises OSError: RDMA cannot listen, and TCP is excluded
         """
         await self._tcp.start_serving()
         if self.is_serving():
@@ -194,7 +194,7 @@ class DualServer(asyncio.AbstractServer):
             if self._settings.patterns.exclude(address[0], address[1]):
                 continue
             if why := why_few_descriptors() or _why_tcp_alone(tcp):
-                if requires_rdma():
+                if self._settings.excludes_tcp():
                     self.close()
                     raise OSError(errno.EOPNOTSUPP, f"no RDMA on {address[0]} port {address[1]}: {why}")
                 logger.info("the server on %s port %d serves TCP only: %s", *address[:2], why)
@@ -209,7 +209,7 @@ class DualServer(asyncio.AbstractServer):
         """Listen for RDMA beside one TCP listener; or wait until the process ends that does.
 
         :param descriptor: that TCP listener
-        :raises OSError: it is not possible, and RDMANET_REQUIRE=rdma
+        :raises OSError: it is not possible, and TCP is excluded
         """
         failure: OSError | None = None
         if (beside := self._beside.pop(address, None)) is not None:
@@ -233,7 +233,7 @@ class DualServer(asyncio.AbstractServer):
                 # A worker beside us may be about to open its door: until it listens, nobody sees whose it is.
                 await pause(self._loop, _TRY_AGAIN_S)
         assert failure is not None
-        if requires_rdma():
+        if self._settings.excludes_tcp():
             raise failure
         why = failure.strerror or failure
         logger.warning("the server on %s port %d serves TCP only: %s", address[0], address[1], why)

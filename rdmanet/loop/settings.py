@@ -46,11 +46,13 @@ class Settings:
         peers: str | Iterable[str] | None = None,
         lost_peer: str = "eof",
         reference_writes: bool = False,
+        fallback: bool = True,
     ) -> None:
         """
         :param peers: whom to reach by RDMA; None means what RDMANET_PEERS says, or ``auto``
         :param lost_peer: what a reader gets when its peer is lost: "eof", as by TCP, or "error"
         :param reference_writes: whether large memory that may change is sent from where it lies, as by the direct calls
+        :param fallback: whether TCP is taken where RDMA cannot be; if not, that is an error
         :raises ValueError: an option makes no sense
         :raises OSError: an environment variable keeps RDMA from being used (EINVAL)
         """
@@ -58,6 +60,7 @@ class Settings:
             raise ValueError(f"lost_peer={lost_peer!r} is neither 'error' nor 'eof'")
         self.lost_peer = lost_peer
         self.reference_writes = reference_writes
+        self._fallback = fallback
         self._peers = os.environ.get("RDMANET_PEERS") if peers is None else peers
         if self._peers is not None:
             self.patterns  # noqa: B018  read now, so that mistakes show here
@@ -70,9 +73,17 @@ class Settings:
 
         return Peers(self._peers)
 
+    def excludes_tcp(self) -> str:
+        """The option, or the variable, by which an error is raised rather than TCP taken; "" if there is none.
+
+        :raises OSError: RDMANET_REQUIRE has an unknown value (EINVAL)
+        """
+        from rdmanet.base.environment import excludes_tcp
+
+        return excludes_tcp() or ("" if self._fallback else "fallback=False")
+
     def config(self, reason: str) -> StreamConfig:
         """The options of a connection that takes RDMA for this reason."""
-        from rdmanet.base.environment import requires_rdma
         from rdmanet.stream.options import StreamConfig
 
         return StreamConfig(
@@ -80,7 +91,7 @@ class Settings:
             reference_writes=self.reference_writes,
             unread_bytes=UNREAD_BYTES,
             waits_to_hear=True,
-            beside_tcp=not requires_rdma(),
+            beside_tcp=not self.excludes_tcp(),
             by_name_alone=True,
             reason=reason,
         )

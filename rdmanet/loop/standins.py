@@ -23,7 +23,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from rdmanet.loop.base import Base
-from rdmanet.loop.choice import Chooser, refuse_tcp
+from rdmanet.loop.choice import Chooser
 from rdmanet.loop.connecting import Attempt, SockAddr, Wanted, try_rdma
 from rdmanet.loop.settings import Settings
 
@@ -105,7 +105,7 @@ class Standins:
     async def connect(self, sock: socket.socket, address: Any) -> bool:
         """Connect for this socket by RDMA; or by TCP, if that is faster. False: nothing was connected.
 
-        :raises ConnectionRefusedError: RDMA does not reach the peer, and RDMANET_REQUIRE=rdma
+        :raises ConnectionRefusedError: RDMA does not reach the peer, and TCP is excluded
         :raises OSError: EISCONN, the socket stands for a connection; EALREADY, one is being made
         """
         self.sweep()
@@ -145,7 +145,7 @@ class Standins:
                     return True
                 chance = taken
             reason = chance
-        refuse_tcp(host, port, reason)
+        self._chooser.refuse_tcp(host, port, reason)
         self._chooser.tell(host, port, "tcp", reason)
         self._reasons[sock] = reason
         return False

@@ -17,7 +17,7 @@ from typing import Any
 from rdmanet.loop import annotation, connecting, kernel
 from rdmanet.loop.accepting import Accepting
 from rdmanet.loop.base import Base
-from rdmanet.loop.choice import Chooser, refuse_tcp
+from rdmanet.loop.choice import Chooser
 from rdmanet.loop.connecting import Connected, Factory
 from rdmanet.loop.mixin import RdmaUvLoop
 from rdmanet.loop.serving import REASON, DualServer
@@ -41,7 +41,7 @@ class Switch:
     def __init__(self, loop: Any, above: Any, settings: Settings) -> None:
         self.base = Base(loop, above)
         self.settings = settings
-        self.chooser = Chooser(settings.patterns)
+        self.chooser = Chooser(settings.patterns, settings.excludes_tcp)
         self.standins = Standins(self.base, settings, self.chooser)
         self.servers: set[DualServer] = set()
         self.accepting = Accepting(self.base, settings, self.standins, self.rdma_server)
@@ -51,7 +51,7 @@ class Switch:
     def change(self, settings: Settings) -> None:
         """Have these options from now on. Servers keep theirs, and sockets the connections that they stand for."""
         self.settings = self.standins.settings = self.accepting.settings = settings
-        self.chooser.change(settings.patterns)
+        self.chooser.change(settings.patterns, settings.excludes_tcp)
 
     # What only asyncio's loop needs, for the call of its own create_connection() that is under way.
     is_connecting = staticmethod(annotation.is_connecting)
@@ -101,7 +101,7 @@ class Switch:
             if sock is not None:
                 with contextlib.suppress(OSError):  # it is not connected
                     place = sock.getpeername()[:2]
-            refuse_tcp(*place, reason)
+            self.chooser.refuse_tcp(*place, reason)
         return await self.by_tcp(
             annotation.of_client(reason), protocol_factory, host, port, ssl=ssl, family=family, proto=proto,
             flags=flags, sock=sock, local_addr=local_addr, **kwds,

@@ -66,7 +66,7 @@ def test_a_secret_is_not_shown():
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("RDMANET_REQUIRE", "RDMA", "RDMANET_REQUIRE=RDMA: set it to rdma, or unset it"),
+        ("RDMANET_REQUIRE", "RDMA", "RDMANET_REQUIRE=RDMA: set it to rdma or no-tcp, or unset it"),
         ("RDMANET_PLACE_BYTES", "64K", "RDMANET_PLACE_BYTES=64K: set it to a number of bytes"),
         ("RDMANET_DEVICE", "mlx5_77", "RDMANET_DEVICE=mlx5_77: there is no such device; there is"),
         ("RDMANET_PEERS", "10.0.0.0/99", "10.0.0.0/99"),

@@ -30,7 +30,7 @@ def far(monkeypatch):
 
     monkeypatch.setattr(doors, "find", lambda *_: doors.NOBODY)
     monkeypatch.setattr(doors, "knock", knock)
-    monkeypatch.setattr(choice, "why_no_adapter", lambda: "")
+    monkeypatch.setattr(choice, "why_no_adapter", lambda excluded: "")
     monkeypatch.setattr(connecting.Attempt, "connect", connect)
     monkeypatch.setattr(connecting, "HEAD_START_S", 1000)  # beside load RDMA may be later than usual
     far = SimpleNamespace(port=0)
@@ -47,7 +47,7 @@ def slow(monkeypatch):
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(doors, "find", lambda *_: doors.NOBODY)
-    monkeypatch.setattr(choice, "why_no_adapter", lambda: "")
+    monkeypatch.setattr(choice, "why_no_adapter", lambda excluded: "")
     monkeypatch.setattr(connecting.Attempt, "connect", connect)
     return begun
 
@@ -79,7 +79,7 @@ async def test_adapters_of_iwarp_are_for_programs_that_exclude_tcp(tmp_path, mon
     else:
         assert re.search(reason, chance)
     monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
-    assert choice.why_no_adapter() == ("" if devices else reason)
+    assert choice.why_no_adapter(bool(chooser.excludes_tcp())) == ("" if devices else reason)
 
 
 async def test_rdma_is_taken_and_remembered(far):
@@ -152,7 +152,7 @@ async def test_a_refusal_does_not_wait(monkeypatch):
         raise ConnectionRefusedError("no")
 
     monkeypatch.setattr(doors, "find", lambda *_: doors.NOBODY)
-    monkeypatch.setattr(choice, "why_no_adapter", lambda: "")
+    monkeypatch.setattr(choice, "why_no_adapter", lambda excluded: "")
     monkeypatch.setattr(connecting.Attempt, "connect", connect_refused)
     monkeypatch.setattr(connecting, "HEAD_START_S", 1000)
     server, port = await plain_server()

@@ -59,7 +59,7 @@ ENVIRONMENTS = {
     "RDMANET_SOFT_CHAOS": ("los=5%", 'RDMANET_SOFT_CHAOS: los=5%: unknown fault "los"; use delay'),
     "RDMANET_SOFT_CHAO": ("loss=5%", "RDMANET_SOFT_CHAO; did you mean RDMANET_SOFT_CHAOS?"),
     "RDMANET_SOFT_DEFER": ("soon", "RDMANET_SOFT_DEFER=soon: must be a whole number"),
-    "RDMANET_REQUIRE": ("rmda", "RDMANET_REQUIRE=rmda: set it to rdma, or unset it"),
+    "RDMANET_REQUIRE": ("rmda", "RDMANET_REQUIRE=rmda: set it to rdma or no-tcp, or unset it"),
     "RDMANET_PLACE_BYTES": ("64K", "RDMANET_PLACE_BYTES=64K: set it to a number of bytes"),
 }
 
@@ -333,6 +333,39 @@ async def test_rdma_may_be_required(monkeypatch):
     with pytest.raises(OSError, match="set it to rdma"):
         await loop.create_connection(Recorder, "127.0.0.1", plain)
     server.close()
+
+
+@pytest.mark.parametrize("setting", ["RDMANET_REQUIRE=no-tcp", "fallback=False"])
+async def test_tcp_may_be_excluded_and_the_embedded_device_count_as_rdma(monkeypatch, setting):
+    server, plain = await plain_server()
+    loop = asyncio.get_running_loop()
+    if setting == "fallback=False":
+        rdmanet.patch_loop(loop, fallback=False)
+    else:
+        monkeypatch.setenv(*setting.split("="))
+    async with serving() as (_, port):
+        for _ in range(2):  # also of a peer that was asked before
+            assert await round_trip(port) == "rdma"
+            with pytest.raises(
+                ConnectionRefusedError,
+                match=f"only TCP reaches 127.0.0.1 port {plain}, which {setting} excludes: no program on this",
+            ):
+                await loop.create_connection(Recorder, "127.0.0.1", plain)
+        with socket.socket() as sock, pytest.raises(ConnectionRefusedError, match=f"{setting} excludes"):
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", plain))
+    server.close()
+
+
+async def test_a_server_that_cannot_serve_rdma_fails_where_tcp_is_excluded():
+    rdmanet.patch_loop(asyncio.get_running_loop(), fallback=False)
+    with socket.socket(socket.AF_UNIX) as stranger, socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        stranger.bind(f"\0rdmanet-stream/127.0.0.1/{port}")
+        reserved.close()
+        with pytest.raises(OSError, match="in use"):
+            await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", port)
 
 
 async def test_a_server_that_cannot_serve_rdma_serves_tcp(caplog):

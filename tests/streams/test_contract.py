@@ -141,7 +141,9 @@ async def test_what_the_environment_asks_for_is_not_there(net: Net, monkeypatch)
         with pytest.raises(rdmanet.DeviceNotFoundError, match="RDMANET_REQUIRE=rdma"):
             await begun
     monkeypatch.setenv("RDMANET_REQUIRE", "rmda")
-    with pytest.raises(OSError, match="RDMANET_REQUIRE=rmda: set it to rdma, or unset it") as caught:
+    with pytest.raises(
+        OSError, match="RDMANET_REQUIRE=rmda: set it to rdma or no-tcp, or unset it"
+    ) as caught:
         await rdmanet.create_rdma_connection(Recorder, HOST, 1)
     assert caught.value.errno == errno.EINVAL
 

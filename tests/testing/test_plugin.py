@@ -313,6 +313,32 @@ def test_peers_freeze_and_die(pytester, run) -> None:
     run().assert_outcomes(passed=2)
 
 
+def test_tcp_may_be_excluded_for_one_test(pytester, run) -> None:
+    pytester.makepyfile("""
+        import asyncio, pytest, rdmanet
+
+        async def connect():
+            loop = asyncio.get_running_loop()
+            plain = await loop._rdmanet.base.create_server(asyncio.Protocol, "127.0.0.1", 0)
+            port = plain.sockets[0].getsockname()[1]
+            try:
+                transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+                transport.close()
+                return transport.get_extra_info("fabric")
+            finally:
+                plain.close()
+
+        @pytest.mark.rdma_only
+        def test_only_rdma():
+            with pytest.raises(ConnectionRefusedError, match="no program on this host offers RDMA there"):
+                rdmanet.run(connect())
+
+        def test_any():
+            assert rdmanet.run(connect()) == "tcp"
+    """)
+    run().assert_outcomes(passed=2)
+
+
 def test_another_device_has_no_faults(pytester, run) -> None:
     pytester.makepyfile("""
         def test_faults(rdma_faults):
