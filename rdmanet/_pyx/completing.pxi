@@ -59,14 +59,14 @@ cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
                 made_room = True
             elif held is not None:      # else it was a probe
                 told = True
-                connection.owner._operation_done(held)
+                connection.owner.operation_done(held)
         else:
             if connection.controls_posted - connection.controls_done == CONTROL_RESERVE:
                 connection.engine.flush_later(connection)   # something may have waited for a buffer
             connection.controls_done += 1
             if kind == FRAME_FIN or kind == FRAME_ABORT:
                 told = True
-                connection.owner._control_sent(kind)
+                connection.owner.control_sent(kind)
     if connection.landings is not None and connection.landings.open:
         told = True     # perhaps: a read may be done
         connection.landings.sweep(connection)
@@ -75,7 +75,7 @@ cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
     if not made_room and not told:
         connection.engine.unheard += 1
     elif made_room and connection.operations < OPERATIONS and connection.owner is not None:
-        connection.owner._room_for_operations()
+        connection.owner.room_for_operations()
     if (
         connection.backlog.size or connection.fill
         or connection.tell_flushed or connection.tell_place or connection.body_due

@@ -116,7 +116,7 @@ cdef class Connection:
 
     cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
     cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
-    cdef object failure                 # what `_fabric_failed` will be told once the queue is drained
+    cdef object failure                 # what `fabric_failed` will be told once the queue is drained
     cdef uint64_t failure_tick
     cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed, bytes_placed
 

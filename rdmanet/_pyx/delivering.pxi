@@ -30,7 +30,7 @@ cdef int deliver_received(Connection connection) except -1:
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as exc:
-        connection.owner._callback_raised(exc, sink.callback)
+        connection.owner.callback_raised(exc, sink.callback)
         return 0
     finally:
         connection.engine.delivering = None
@@ -39,7 +39,7 @@ cdef int deliver_received(Connection connection) except -1:
     if connection.inbox.count == 0:
         if connection.tell_drained and connection.may_deliver:
             connection.tell_drained = False
-            connection.owner._drained()
+            connection.owner.drained()
     elif connection.may_deliver and wanted:
         connection.engine.deliver_later(connection)
     else:
@@ -77,7 +77,7 @@ cdef int slots_consumed(Connection connection) except -1:
 cdef int tell_unread(Connection connection) except -1:
     if connection.unread_told != (connection.inbox.count > 0):
         connection.unread_told = not connection.unread_told
-        connection.owner._unread_changed()
+        connection.owner.unread_changed()
     return 0
 
 

@@ -70,7 +70,7 @@ cdef int lose_operations(Connection connection) except -1:
         if type(operation) is Landing:
             continue    # lose_landings()
         try:
-            connection.owner._operation_lost(operation)
+            connection.owner.operation_lost(operation)
         except Exception as exc:
             failure = exc   # the others end nonetheless
     if failure is not None:

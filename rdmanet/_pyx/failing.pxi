@@ -20,7 +20,7 @@ cdef int distrust_peer(Connection connection, object exc) except -1:
     """The peer broke the protocol: tell the owner, who may still say Abort, and hear nothing more."""
     connection.distrusted = True
     try:
-        connection.owner._protocol_broken(exc)
+        connection.owner.protocol_broken(exc)
     finally:
         connection.broken = True
     return 0

@@ -65,7 +65,7 @@ cdef int say_what_is_due(Connection connection) except -1:
             body = connection.own.say(connection.ledger.grantable)
         elif connection.body_due:
             # frame_bytes: the peer's slots may be smaller than our buffers.
-            connection.body_due, body = connection.owner._credit_body(
+            connection.body_due, body = connection.owner.credit_body(
                 connection.ledger.grantable, min(<uint32_t>(CONTROL_BYTES - HEADER), connection.frame_bytes))
         post_control(connection, kind, body)
         if resizes and kind == FRAME_CREDIT:

@@ -99,7 +99,7 @@ cdef int hear_early_frames(Connection connection) except -1:
     early, connection.early = connection.early, None
     for kind, body, granted in early or ():
         try:
-            connection.owner._control_received(kind, body, granted)
+            connection.owner.control_received(kind, body, granted)
         except ProtocolError as exc:
             distrust_peer(connection, exc)
             return 0

@@ -220,7 +220,7 @@ cdef class StreamEngine(_Engine):
             # Hearing of one's end may be that of others, too.
             if connection in self.failed and (drained or self.tick - connection.failure_tick > PATIENCE):
                 self.failed.remove(connection)
-                connection.owner._fabric_failed(connection.failure)
+                connection.owner.fabric_failed(connection.failure)
         return 0
 
     def close(self):

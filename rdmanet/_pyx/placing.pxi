@@ -110,5 +110,5 @@ cdef int take_memory_back(Connection connection) except -1:
     """Reads that named memory are given up. The peer has to answer before it is theirs again."""
     connection.landings.take_back(connection)
     if connection.landings.wants.unanswered and connection.owner is not None:
-        connection.owner._memory_taken_back()
+        connection.owner.memory_taken_back()
     return 0

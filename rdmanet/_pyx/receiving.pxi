@@ -25,7 +25,7 @@ cdef int receive_frame(Connection connection, verbs.ibv_wc *wc) except -1:
     if not connection.may_send:
         connection.may_send = True
         say_held_abort(connection)
-        connection.owner._heard_first()
+        connection.owner.heard_first()
     if wc.opcode != verbs.IBV_WC_RECV or wc.wc_flags & NO_FRAME_FLAGS:
         raise ProtocolError("a receive was completed by something else than a SEND")
     if byte_len < HEADER:
@@ -64,7 +64,7 @@ cdef int receive_frame(Connection connection, verbs.ibv_wc *wc) except -1:
             hear_slot_size(connection, size_said(body, 0), size_said(body, 1))
         elif header.kind != FRAME_PONG and (header.kind != FRAME_CREDIT or byte_len > HEADER):
             if connection.opened:
-                connection.owner._control_received(header.kind, body, header.granted)
+                connection.owner.control_received(header.kind, body, header.granted)
             else:
                 # The peer is connected and we do not know it yet; few frames, the ledger sees to that.
                 if connection.early is None:

@@ -129,7 +129,7 @@ cdef int say_held_abort(Connection connection) except -1:
     if body is not None:
         connection.held_abort = None
         if not post_control_if_allowed(connection, FRAME_ABORT, body):
-            connection.owner._control_sent(FRAME_ABORT)     # nothing to wait for
+            connection.owner.control_sent(FRAME_ABORT)     # nothing to wait for
         connection.broken = True
     return 0
 

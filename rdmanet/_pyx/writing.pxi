@@ -59,7 +59,7 @@ cdef bint refuse_write(Connection connection) except -1:
     if connection.qp is not None and connection.qp.pid != verbs.rn_pid:
         raise RuntimeError(f"this connection was opened by process {connection.qp.pid}; open another after fork")
     if connection.owner is not None:
-        connection.owner._write_refused()
+        connection.owner.write_refused()
     return False
 
 
@@ -158,7 +158,7 @@ cdef inline int pause_if_full(Connection connection) except -1:
     """Call pause_writing(), if it is due. This is the last step of a call: the protocol may do anything there."""
     if is_full_of_writes(connection) and not connection.protocol_paused and connection.owner is not None:
         connection.protocol_paused = True
-        connection.owner._pause_writing()
+        connection.owner.pause_writing()
     return 0
 
 
@@ -189,13 +189,13 @@ cdef int tell_room(Connection connection) except -1:
         and connection.fill + connection.backlog.size <= connection.low_water_bytes
     ):
         connection.protocol_paused = connection.tell_place = False
-        connection.owner._resume_writing()
+        connection.owner.resume_writing()
     elif connection.tell_place and has_place(connection):
         connection.tell_place = False
-        connection.owner._resume_writing()
+        connection.owner.resume_writing()
     if connection.tell_flushed and connection.fill == 0 and connection.backlog.size == 0 and may_post(connection):
         connection.tell_flushed = False
-        connection.owner._flushed()
+        connection.owner.flushed()
     return 0
 
 
@@ -205,7 +205,7 @@ cdef int resume_if_discarded(Connection connection) except -1:
         and not connection.writable and connection.owner is not None
     ):
         connection.protocol_paused = False
-        connection.owner._resume_writing()
+        connection.owner.resume_writing()
     return 0
 
 

@@ -22,56 +22,56 @@ class Owner(Protocol):
     one ends the connection, unless its description says otherwise.
     """
 
-    def _heard_first(self) -> None:
+    def heard_first(self) -> None:
         """The peer's first frame has come; only on the accepting side."""
 
-    def _control_received(self, kind: int, body: bytes, granted: int) -> None:
+    def control_received(self, kind: int, body: bytes, granted: int) -> None:
         """A Fin, an Abort, or a Credit with a body has come; its slot has been posted again.
 
         If this raises ProtocolError, the peer is to blame.
         """
 
-    def _control_sent(self, kind: int) -> None:
+    def control_sent(self, kind: int) -> None:
         """The send of a Fin or an Abort has completed, so the peer has it."""
 
-    def _flushed(self) -> None:
+    def flushed(self) -> None:
         """Everything that was written is posted. Called once after ``when_flushed()``."""
 
-    def _drained(self) -> None:
+    def drained(self) -> None:
         """Everything that was received is delivered. Called once after ``when_drained()``."""
 
-    def _unread_changed(self) -> None:
+    def unread_changed(self) -> None:
         """Called after a delivery if ``unread`` has changed since the previous one; only after ``watch_unread()``."""
 
-    def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
+    def credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
         """Return (whether there is more to say, the body for the next Credit, of at most ``room`` bytes)."""
 
-    def _memory_taken_back(self) -> None:
+    def memory_taken_back(self) -> None:
         """A read was given up whose bytes the peer may still place; ``placing_unanswered`` until it has answered."""
 
-    def _write_refused(self) -> None:
+    def write_refused(self) -> None:
         """``write()`` was called after ``stop_writing()``. The caller of ``write()`` gets what this raises."""
 
-    def _pause_writing(self) -> None:
+    def pause_writing(self) -> None:
         """More bytes are buffered than the high-water mark."""
 
-    def _resume_writing(self) -> None:
+    def resume_writing(self) -> None:
         """No more bytes are buffered than the low-water mark."""
 
-    def _callback_raised(self, exc: BaseException, name: str) -> None:
+    def callback_raised(self, exc: BaseException, name: str) -> None:
         """The protocol's method of that name raised."""
 
-    def _fabric_failed(self, failure: Failure) -> None:
+    def fabric_failed(self, failure: Failure) -> None:
         """Nothing can be sent or received any more. Called once, after all completions that were there."""
 
-    def _protocol_broken(self, exc: BaseException) -> None:
+    def protocol_broken(self, exc: BaseException) -> None:
         """The peer has broken the protocol. Called once; an Abort may still be sent from here."""
 
-    def _operation_done(self, operation: Posted) -> None:
+    def operation_done(self, operation: Posted) -> None:
         """A one-sided work request has completed."""
 
-    def _room_for_operations(self) -> None:
+    def room_for_operations(self) -> None:
         """Requests of the connection's own have completed, so there is room for one-sided ones."""
 
-    def _operation_lost(self, operation: Posted) -> None:
+    def operation_lost(self, operation: Posted) -> None:
         """A one-sided work request will not complete, because the queue pair is gone."""

@@ -44,12 +44,12 @@ class Reports:
 
     # -- its bytes: see connection.py ----------------------------------------------------------------------
 
-    def _heard_first(self) -> None:
+    def heard_first(self) -> None:
         # Not now: more of what the peer says may follow.
         if self._life.machine.state is State.UNHEARD:
             self._life.loop.call_soon(beginning.begin_late, self._life)
 
-    def _control_received(self, kind: int, body: bytes, granted: int) -> None:
+    def control_received(self, kind: int, body: bytes, granted: int) -> None:
         life = self._life
         if kind == credit.Kind.FIN:
             life.handle(Event.FIN_RECEIVED)
@@ -66,7 +66,7 @@ class Reports:
         elif not life.machine.over:
             life.regions.credit_received(body, granted)
 
-    def _control_sent(self, kind: int) -> None:
+    def control_sent(self, kind: int) -> None:
         life = self._life
         if kind == credit.Kind.FIN:
             life.handle(Event.FIN_COMPLETED)
@@ -74,51 +74,51 @@ class Reports:
         elif life.teardown.in_farewell:
             life.loop.call_soon(life.teardown.heard)
 
-    def _flushed(self) -> None:
+    def flushed(self) -> None:
         life = self._life
         if not life.connection.send_control(credit.Kind.FIN):
             life.connection.when_flushed()
         elif life.machine.state is State.CLOSING:
             life.leave_to_device()
 
-    def _drained(self) -> None:
+    def drained(self) -> None:
         if self._life.machine.state is not State.CLOSED:
             self._life.handle(Event.DELIVERED)
 
-    def _unread_changed(self) -> None:
+    def unread_changed(self) -> None:
         if self._life.readiness is not None:
             self._life.readiness.look()
 
-    def _memory_taken_back(self) -> None:
+    def memory_taken_back(self) -> None:
         self._life.deadlines.begin_answer()
 
-    def _write_refused(self) -> None:
+    def write_refused(self) -> None:
         self._life.writing.refused()
 
-    def _pause_writing(self) -> None:
+    def pause_writing(self) -> None:
         self._life.writing.pause()
 
-    def _resume_writing(self) -> None:
+    def resume_writing(self) -> None:
         self._life.writing.room()
 
-    def _callback_raised(self, exc: BaseException, name: str) -> None:
+    def callback_raised(self, exc: BaseException, name: str) -> None:
         self._life.callback_raised(exc, name)
 
-    def _credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
+    def credit_body(self, granted: int, room: int) -> tuple[bool, bytes]:
         return self._life.regions.credit_body(granted, room)
 
-    def _operation_done(self, operation: Posted) -> None:
+    def operation_done(self, operation: Posted) -> None:
         self._life.regions.operation_done(operation)
 
-    def _room_for_operations(self) -> None:
+    def room_for_operations(self) -> None:
         self._life.regions.post_waiting()
 
-    def _operation_lost(self, operation: Posted) -> None:
+    def operation_lost(self, operation: Posted) -> None:
         self._life.regions.operation_lost(operation)
 
     # -- failures ------------------------------------------------------------------------------------------
 
-    def _fabric_failed(self, failure: Failure) -> None:
+    def fabric_failed(self, failure: Failure) -> None:
         life = self._life
         if life.machine.over or life.machine.opening:
             return
@@ -137,7 +137,7 @@ class Reports:
         assert self.qp is not None
         self.cut_off(_failed_completion(failure, self.qp))
 
-    def _protocol_broken(self, exc: BaseException) -> None:
+    def protocol_broken(self, exc: BaseException) -> None:
         # As text: a record that a handler keeps is not to keep the exception, and by its traceback the reader's memory.
         log_rate.warn(logger, "protocol", "%s: the peer broke the protocol: %s", repr(self), str(exc))
         # The peer learns which rule it broke, and by what of its own. Of other errors it learns only that there was

@@ -255,7 +255,7 @@ async def test_an_exception_of_ours_ends_one_connection(net: Net, monkeypatch):
         raise RuntimeError("a flaw of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(server.transport._life.connection.owner), "_credit_body", broken)
+        patch.setattr(type(server.transport._life.connection.owner), "credit_body", broken)
         with (
             client.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr,
             contextlib.suppress(OSError),
