@@ -2452,7 +2452,7 @@ class Connection:
     shared: SharedRing | None
     protocol_paused: bool
     reading: bool
-    def __init__(self, owner: object, lends: bool = True, spill_bytes: int = 0) -> None: ...
+    def __init__(self, owner: object, reference_writes: bool = True, spill_bytes: int = 0) -> None: ...
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
 

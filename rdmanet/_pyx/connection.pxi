@@ -92,7 +92,7 @@ cdef class Connection:
     cdef Backlog backlog                # what was written and found no room in a frame
     cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
     cdef bytes held_abort               # the last thing to say, if it waits for that
-    cdef bint lends                     # large memory that may change is sent from where it lies
+    cdef bint reference_writes          # large memory that may change is sent from where it lies
     cdef bint amid_lines                # a writelines() is under way: no memory of the program's is let go
     cdef bint writable                  # neither write_eof nor close nor a failure so far
     cdef bint blocked                   # bytes wait for credits or slots
@@ -120,9 +120,9 @@ cdef class Connection:
     cdef uint64_t failure_tick
     cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed, bytes_placed
 
-    def __cinit__(self, owner, bint lends=True, size_t spill_bytes=0):
+    def __cinit__(self, owner, bint reference_writes=True, size_t spill_bytes=0):
         self.owner = owner
-        self.lends = lends
+        self.reference_writes = reference_writes
         self.spill_bytes = spill_bytes
         self.log = SendLog()
         self.backlog = Backlog()

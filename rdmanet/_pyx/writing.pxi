@@ -71,7 +71,7 @@ cdef bint take_data(Connection connection, data) except -1:
         return accept_bytes(connection, data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
     if (
         PyMemoryView_Check(data) and PyMemoryView_GET_BUFFER(data).len >= LEND_BYTES
-        and (connection.lends or PyBytes_CheckExact(data.obj))
+        and (connection.reference_writes or PyBytes_CheckExact(data.obj))
         and data.obj is not None    # else it is good for this call only: io.BufferedWriter passes such
     ):
         loan = loan_of(data)
