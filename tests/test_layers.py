@@ -106,6 +106,7 @@ ROOMS = [
     [{"streams"}],
     [RPC_GROUND],
     [{"rpc.turns", "rpc.paging", "rpc.gathering"}],
+    [{"rpc.peers"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [
         {"rpc.failures"},

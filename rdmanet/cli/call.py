@@ -48,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take")
     parser.add_argument(
+        "--metadata",
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="send this along, as a token for example; may be given several times",
+    )
+    parser.add_argument(
         "--output", type=file_path, metavar="FILE", help="write the result, which is a buffer, to this file"
     )
     parser.add_argument("--json", action="store_true", help="list the schemas as JSON")
@@ -94,6 +101,17 @@ def _address(server: str, transport: str) -> tuple[str, int | None]:
     if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
         raise Misuse(f"{server!r} is not HOST:PORT, or [IPv6]:PORT; --transport unix takes a path")
     return host.strip("[]"), int(port)
+
+
+def _metadata(given: list[str]) -> dict[str, str | bytes] | None:
+    """What is sent along; a text that begins with @ names a file, as for bytes."""
+    found: dict[str, str | bytes] = {}
+    for each in given:
+        name, sign, text = each.partition("=")
+        if not sign or not name:
+            raise Misuse(f"--metadata {each!r} is not NAME=TEXT, or NAME=@FILE")
+        found[name] = _bytes(text) if text.startswith("@") else text
+    return found or None
 
 
 # ---- Listing ------------------------------------------------------------------------------------------------
@@ -145,6 +163,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         given = json.loads(args.arguments)
     except ValueError as exc:
         raise Misuse(f"the arguments are not JSON: {exc}") from None
+    metadata = _metadata(args.metadata)
     if not isinstance(given, dict):
         raise Misuse('the arguments are an object of JSON with their names: \'{"name": "w"}\'')
     async with contextlib.AsyncExitStack() as stack:
@@ -168,7 +187,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         except ValueError as exc:
             raise Misuse(f"{args.method}: {printable(str(exc))}") from None
         items = None if method.stream is None else _items()
-        call = CallDetails(method, tuple(arguments), items, deadline_in(args.timeout))
+        call = CallDetails(method, tuple(arguments), items, deadline_in(args.timeout), metadata)
         if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
             async with contextlib.aclosing(channel.stream(call)) as results:
                 async for item in results:

@@ -26,6 +26,7 @@ From the top; a module imports only what stands below it:
     lending, streaming      buffers by reference;  streams of items
     keepalive, around       whether the other program answers;  interceptors
     link, endpoints         one connection as messages;  the three transports
+    peers                   who is at the other end
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format
     stats                   what each side counts of each method
@@ -52,6 +53,7 @@ from rdmanet.rpc.errors import Code as Code
 from rdmanet.rpc.errors import Error as Error
 from rdmanet.rpc.limits import Limits as Limits
 from rdmanet.rpc.method_options import method as method
+from rdmanet.rpc.peers import Peer as Peer
 from rdmanet.rpc.retry import Retry as Retry
 from rdmanet.rpc.schema import Service as Service
 from rdmanet.rpc.server import Server as Server

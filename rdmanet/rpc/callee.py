@@ -62,6 +62,7 @@ from rdmanet.rpc.messages import (
 from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.parting import Parting
+from rdmanet.rpc.peers import Peer, peer_of
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.shares import Held, Share
@@ -79,9 +80,11 @@ class Callee:
     :ivar link: the protocol of its transport
     :ivar book: its unfinished calls
     :ivar share: what these have
+    :ivar peer: who is at the other end
     """
 
     share: Share
+    peer: Peer
 
     def __init__(self, server: Host) -> None:
         self.server = server
@@ -92,6 +95,7 @@ class Callee:
         self._methods: list[tuple[Method, Callable[..., Any]]] = []
         self._counters: list[Counter] = []
         self._is_builtin = False
+        self._intercepts = False
         self._stream_bytes = 0
         self._greeting: asyncio.TimerHandle | None = None
         self._is_greeted = False
@@ -115,6 +119,7 @@ class Callee:
     def _made(self) -> None:
         self.server.callees.add(self)
         self.share = self._answers.share = self.server.shares.join(source(self.link.transport))
+        self.peer = peer_of(self.link.transport)
         if self.server.refusal is not None:
             self.link.close()
             return
@@ -142,6 +147,9 @@ class Callee:
         schema = _NOTHING if served is None else served.schema
         if served is not None:
             self._service, self._methods, self._counters = hello.service, served.methods, served.counters
+        self._intercepts = bool(server.carry or server.interceptors) and (
+            server.intercept_builtin or not self._is_builtin
+        )
         self._stream_bytes = hello.stream_bytes
         methods = NIL if hello.digest == schema.digest else Raw(schema.encoded)
         self._handlers.clear()
@@ -233,7 +241,7 @@ class Callee:
                 nbytes += memory.nbytes
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
-            call = CallInfo(self._service, method.name, metadata, deadline, self.link)
+            call = CallInfo(self._service, method.name, metadata, deadline, self)
             counter = self._counters[method.number]
             running = Running(number, method, function, call, counter, self.link.heard_at)
             if len(raw_arguments) >= method.scale.least:
@@ -342,7 +350,7 @@ class Callee:
             CURRENT.set(running.call)
             if deadline is not None:
                 timer = self.loop.call_at(deadline, running.time_is_over)
-            if server.carry or server.interceptors:
+            if self._intercepts:
                 result = await self._intercepted(running, arguments, buffers)
             else:
                 result = await self._execute(running, arguments, buffers)

@@ -11,7 +11,7 @@ import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
 
 import msgspec
 
@@ -26,6 +26,7 @@ from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.method import Kind, Method
+from rdmanet.rpc.peers import Peer
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Address, Pool, first_of
 from rdmanet.rpc.retry import Retry
@@ -166,10 +167,15 @@ def options(
     return cast(_S, type(this)(this._caller, changed, limits, this._counters))
 
 
+@overload
+def peer() -> Peer | None: ...
+@overload
+def peer(client: Service) -> Any: ...
 def peer(client: Service | None = None) -> Any:
-    """In a method: the address of its caller's connection, as ``get_extra_info("peername")`` of asyncio; else None.
+    """In a method: who calls it, a `Peer`; else None.
 
-    With a client: the address of its server. If it has several, that of the last call's.
+    With a client: the address of its server, as ``get_extra_info("peername")`` of asyncio. If it has several, that of
+    the last call's.
 
     :raises TypeError: it is not what `connect` has given
     """

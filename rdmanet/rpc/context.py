@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rdmanet.rpc.peers import Peer
+
 __all__ = ["CallInfo", "deadline", "metadata", "peer"]
 
 
@@ -46,7 +48,7 @@ class CallInfo(msgspec.Struct, eq=False):
 
     @property
     def peer(self) -> Any:
-        """The address of the other side. At a client that has several servers, that of the last call's."""
+        """At a server, who calls: a `Peer`. At a client, its server's address; of several, that of the last call's."""
         return self._side.peer
 
     def __repr__(self) -> str:
@@ -73,10 +75,10 @@ def deadline() -> float | None:
     return None if found is None else found.deadline
 
 
-def peer() -> Any:
-    """In a method: the address of its caller's connection, as ``get_extra_info("peername")`` of asyncio; else None."""
+def peer() -> Peer | None:
+    """In a method: who calls it; else None."""
     found = current()
-    return None if found is None else found.peer
+    return None if found is None or not isinstance(who := found.peer, Peer) else who
 
 
 def metadata() -> Mapping[str, str | bytes]:

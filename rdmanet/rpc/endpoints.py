@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
 from rdmanet.errors import shown
+from rdmanet.rpc.peers import peer_of
 from rdmanet.stream.admission import source_of
 from rdmanet.transport import create_rdma_connection, start_rdma_server
 
@@ -57,9 +56,6 @@ def check(call: str, transport: str, port: int | None) -> None:
 
 def source(transport: asyncio.BaseTransport) -> str:
     """Who is at the other end of a connection that a server has accepted; see admission.source_of."""
-    peer = transport.get_extra_info("peername")
-    user = transport.get_extra_info("rdma_peer_user")
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family == socket.AF_UNIX:
-        _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return source_of(peer[0] if user is None and isinstance(peer, tuple) else "", user)
+    peer = peer_of(transport)
+    user, address = peer.user, peer.address
+    return source_of(address[0] if user is None and isinstance(address, tuple) else "", user)

@@ -25,6 +25,7 @@ class Host(Protocol):
     send_tracebacks: bool
     keepalive: float | None
     interceptors: Sequence[Interceptor]
+    intercept_builtin: bool
     carry: Sequence[ContextVar[Any]]
     refusal: str | None
     callees: set[Any]

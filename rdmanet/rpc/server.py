@@ -36,6 +36,7 @@ async def serve(
     send_tracebacks: bool = False,
     keepalive: float | None = None,
     interceptors: Sequence[Interceptor] = (),
+    intercept_builtin: bool = False,
     carry: Sequence[ContextVar[Any]] = (),
     **transport_options: Any,
 ) -> Server:
@@ -58,6 +59,7 @@ async def serve(
     :param keepalive: send Ping to a client from which nothing has come for so many seconds, and count the connection as
         lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
     :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``
+    :param intercept_builtin: whether they run around calls of `Health` and `Reflection`, too
     :param carry: context variables that methods get from their callers, if these carry them, too
     :param transport_options: for ``start_rdma_server``, or asyncio's ``create_server`` and ``create_unix_server``
     :raises OSError: it cannot listen
@@ -66,7 +68,7 @@ async def serve(
     """
     silence = checked_keepalive("serve", keepalive)
     services = [service] if isinstance(service, Service) or not isinstance(service, Sequence) else service
-    server = Server(services, limits, send_tracebacks, silence, interceptors, carry)
+    server = Server(services, limits, send_tracebacks, silence, interceptors, carry, intercept_builtin)
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
     )
@@ -90,6 +92,7 @@ class Server:
         keepalive: float | None,
         interceptors: Sequence[Interceptor],
         carry: Sequence[ContextVar[Any]],
+        intercept_builtin: bool = False,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.services = served_by_name(services)
@@ -100,6 +103,7 @@ class Server:
         self.send_tracebacks = send_tracebacks
         self.keepalive = keepalive
         self.interceptors = interceptors
+        self.intercept_builtin = intercept_builtin
         self.carry = carry
         self.callees: set[Callee] = set()
         self.running: set[Running] = set()

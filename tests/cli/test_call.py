@@ -13,10 +13,14 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 SERVER = """
-import asyncio, sys
+import asyncio, dataclasses, sys
 from collections.abc import AsyncIterator
 from rdmanet import rpc
 
+@dataclasses.dataclass
+class Part:
+    name: str = "all"
+    count: int = 0
 class Store(rpc.Service):
     async def get(self, name: str) -> bytes:
         if name == "v":
@@ -38,6 +42,8 @@ class Store(rpc.Service):
             yield found
     async def wait(self) -> None:
         await asyncio.Event().wait()
+    async def told(self, part: Part) -> dict[str, str]:
+        return {name: value if isinstance(value, str) else value.hex() for name, value in rpc.metadata().items()}
 
 async def main():
     server = await rpc.serve(Store(), "127.0.0.1", 0, transport="tcp")
@@ -86,6 +92,7 @@ def test_listing(server):
     assert "  get(name: str) -> buffer" in lines
     assert "  shape(name: str, scale: float = ...) -> list[float]" in lines
     assert "  watch(count: int) -> stream of dict[str, int]" in lines
+    assert "  Part: name: str = ..., count: int = ..." in lines
     assert set(json.loads(call(server, "--json")[1])) == {"Store", "rdmanet.Health", "rdmanet.Reflection"}
 
 
@@ -101,6 +108,17 @@ def test_calling(server, tmp_path: Path):
     assert call(server, "Store.total", said="1\n2\n\n3\n") == (0, "6\n", "")
 
 
+def test_metadata_is_sent_along(server, tmp_path: Path):
+    file = tmp_path / "key"
+    file.write_bytes(b"\x00")
+    arguments = "--metadata", "token=a=b", "--metadata", f"key=@{file}", "--metadata", "empty="
+    assert call(server, "Store.told", '{"part": {}}', *arguments) == (
+        0,
+        '{"token": "a=b", "key": "00", "empty": ""}\n',
+        "",
+    )
+
+
 def test_errors_teach(server):
     for arguments, wanted, says in (
         (["Store.get", '{"name": "v"}'], 69, "NOT_FOUND: there is no tensor v"),
@@ -113,6 +131,7 @@ def test_errors_teach(server):
         (["Store.got"], 2, "it has: get, put, shape"),
         (["Shop.get"], 2, "the server has Store, and no Shop"),
         (["get"], 2, "is not SERVICE.METHOD"),
+        (["Store.wait", "--metadata", "token"], 2, "--metadata 'token' is not NAME=TEXT, or NAME=@FILE"),
         (["Store.shape", '{"name": "w"}', "--output", "x"], 2, "returns no buffer"),
     ):
         status, out, err = call(server, *arguments)

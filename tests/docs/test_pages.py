@@ -41,6 +41,7 @@ PRINTED = {
         "[3. 3. 3.]\n",
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
         "Adder.add for a has ended\n3\n",
+        "3\nUNAUTHENTICATED: the token is missing, or wrong\n",
         "100 0 {{'OK': 100}} 800 100 0\nTrue {{'OK': 100}}\n",
     ],
     "howto/verbs.md": ["b'hello'\nb'hello'\n", "128 writes\n"],
