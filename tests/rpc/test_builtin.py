@@ -133,7 +133,7 @@ async def test_interceptors_see_them(net: Net):
             raise rpc.Error(Code.PERMISSION_DENIED)
         return await proceed()
 
-    server = await net.serve(Store(), interceptors=[refuse])
+    server = await net.serve(Store(), interceptors=[refuse], intercept_builtin=True)
     assert (
         await failure((await net.connect(rpc.Reflection, server)).services())
     ).code is Code.PERMISSION_DENIED
