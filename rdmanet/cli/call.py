@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from rdmanet.errors import ProtocolError
-    from rdmanet.rpc.errors import Error
+    from rdmanet.rpc.errors import ConnectError, Error
 
     try:
         host, port = _address(args.server, args.transport)
@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"call: {exc}", file=sys.stderr)
         return 2
     except Error as exc:
+        if isinstance(exc, ConnectError):
+            return _nobody(args, exc.__cause__ or exc)
         print(f"call: {exc}", file=sys.stderr)
         return FAILED + int(exc.code)
     except ProtocolError as exc:
@@ -79,10 +81,14 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (ConnectionError, TimeoutError, socket.gaierror) as exc:
-        where = f"{args.server} by {args.transport}"
-        print(f"call: no server answers at {where}; --transport chooses another way: {exc}", file=sys.stderr)
-        return 1
+        return _nobody(args, exc)
     return 0
+
+
+def _nobody(args: argparse.Namespace, exc: BaseException) -> int:
+    where = f"{args.server} by {args.transport}"
+    print(f"call: no server answers at {where}; --transport chooses another way: {exc}", file=sys.stderr)
+    return 1
 
 
 def _seconds(given: str) -> float:

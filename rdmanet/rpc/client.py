@@ -7,9 +7,8 @@ the place of that, and one with interceptors an `Intercepted` (client_intercepto
 
 from __future__ import annotations
 
-import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
 
@@ -21,6 +20,7 @@ from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.client_interceptors import Caller, Intercepted
 from rdmanet.rpc.context import CURRENT, deadline_in
+from rdmanet.rpc.errors import no_connection
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
@@ -46,8 +46,7 @@ class _Same:
 _SAME: Final[Any] = _Same()
 
 
-@contextlib.asynccontextmanager
-async def connect(
+def connect(
     service: type[_S],
     host: str | Sequence[str | tuple[str, int]],
     port: int | None = None,
@@ -61,12 +60,13 @@ async def connect(
     interceptors: Sequence[Interceptor] = (),
     carry: Sequence[ContextVar[Any]] = (),
     **transport_options: Any,
-) -> AsyncIterator[_S]:
+) -> Connecting[_S]:
     """Connect to a server: ``async with rpc.connect(Store, host, port) as store: await store.get("w")``.
 
     What it gives has the methods of the class, and nothing else; type checkers see the class. Calls may run at the same
     time, and end in any order. Leaving the block closes the connection. Calls that are pending then get CANCELLED, and
-    so do later ones.
+    so do later ones. Whoever has no block for it writes ``store = await rpc.connect(...)``, and at the end ``await
+    store.aclose()``.
 
     With `retry` the client connects again when a call needs it. A call that was not sent is sent then. One that was is
     made again if its method is marked with ``@rpc.method(idempotent=True)``, and fails with UNAVAILABLE otherwise.
@@ -87,11 +87,54 @@ async def connect(
         texts or bytes. The server carries them, too, or its methods read `metadata`
     :param transport_options: for ``create_rdma_connection``, or asyncio's ``create_connection`` and
         ``create_unix_connection``
-    :raises OSError: there is no connection
     :raises ValueError: an argument is none of the above, or the time-out is NaN
-    :raises Error: FAILED_PRECONDITION if the server's version of the class does not fit, and says what differs;
-        UNAVAILABLE if the server does not say Hello in time
+    :raises Error: UNAVAILABLE if there is no connection, which is an OSError, too, with the number and the cause of
+        what the system says, or if the server does not say Hello in time; UNIMPLEMENTED if it does not have the
+        service; FAILED_PRECONDITION if its version of the class does not fit, and says what differs
     """
+
+    def opened() -> Coroutine[Any, Any, _S]:
+        how = limits, retry, policy, keepalive, interceptors, carry
+        return _opened(service, host, port, transport, timeout, *how, transport_options)
+
+    return Connecting(opened)
+
+
+class Connecting(Generic[_S]):
+    """What `connect` returns: a block in which there is a client, or to be awaited for one."""
+
+    def __init__(self, opened: Callable[[], Coroutine[Any, Any, _S]]) -> None:
+        self._opened = opened
+        self._client: _S | None = None
+
+    def __await__(self) -> Generator[Any, Any, _S]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> _S:
+        self._client = await self._opened()
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await _checked(client)._caller.close()
+
+
+async def _opened(
+    service: type[_S],
+    host: str | Sequence[str | tuple[str, int]],
+    port: int | None,
+    transport: str,
+    timeout: float | None,
+    limits: Limits,
+    retry: Retry | None,
+    policy: str,
+    keepalive: float | None,
+    interceptors: Sequence[Interceptor],
+    carry: Sequence[ContextVar[Any]],
+    transport_options: dict[str, Any],
+) -> _S:
+    """A client that is connected; see `connect`."""
     timeout = seconds(timeout)
     schema = schema_of(service)
     addresses = _addresses(host, port)
@@ -111,21 +154,24 @@ async def connect(
         return channel
 
     caller: Channel | Pool
-    if retry is not None or policy == "spread":
-        for address in addresses:
-            endpoints.check("connect", transport, address[1])
-        caller = Pool(schema, dial, addresses, retry, policy == "spread")
-    elif len(addresses) == 1:
-        caller = await dial(addresses[0])
-    else:
-        caller = await first_of(addresses, dial, Retry().connect_seconds)
     try:
-        if isinstance(caller, Pool):
-            await caller.opened()
-        calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
-        yield cast(_S, _client_class(schema)(calls, _Options(timeout), limits, counters))
-    finally:
-        await caller.close()
+        if retry is not None or policy == "spread":
+            for address in addresses:
+                endpoints.check("connect", transport, address[1])
+            caller = Pool(schema, dial, addresses, retry, policy == "spread")
+            try:
+                await caller.opened()
+            except BaseException:
+                await caller.close()
+                raise
+        elif len(addresses) == 1:
+            caller = await dial(addresses[0])
+        else:
+            caller = await first_of(addresses, dial, Retry().connect_seconds)
+    except OSError as exc:
+        raise no_connection(exc) from exc
+    calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
+    return cast(_S, _client_class(schema)(calls, _Options(timeout), limits, counters))
 
 
 def options(
@@ -232,6 +278,10 @@ class _Client(Generic[_S]):
         self._options = options
         self._limits = limits
         self._counters = counters
+
+    async def aclose(self) -> None:
+        """Close its connections; see `connect`."""
+        await self._caller.close()
 
     def __repr__(self) -> str:
         return f"<client of {self._caller.schema.name} at {self._caller.peer}>"

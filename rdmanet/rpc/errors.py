@@ -102,6 +102,18 @@ class Error(Exception):
         return type(self), (self.code, self.text, self.details, self.traceback), {"begun": self.begun}
 
 
+class ConnectError(Error, OSError):
+    """There is no connection: UNAVAILABLE, and an OSError with the number of its cause, which says why."""
+
+
+def no_connection(cause: OSError) -> ConnectError:
+    """The error of who cannot connect."""
+    error = ConnectError(Code.UNAVAILABLE, str(cause) or type(cause).__name__)
+    error.errno, error.strerror, error.filename = cause.errno, cause.strerror, None
+    error.begun = False
+    return error
+
+
 ENDS_THE_PROGRAM: Final = (KeyboardInterrupt, SystemExit)
 """What asyncio lets out of a task, and out of the loop. Whoever is owed an answer has it before."""
 

@@ -127,6 +127,12 @@ class Service:
 
     __rpc_schema__: ClassVar[Schema] = Schema("Service", [])
 
+    async def aclose(self) -> None:
+        """Of a client: close its connections, as at the end of ``async with``. Of a service: nothing.
+
+        Pending calls get CANCELLED, and so do later ones.
+        """
+
     def __init_subclass__(cls, name: str | None = None, version: int | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         full = _name(cls, cls.__name__ if name is None else name, version)
@@ -160,9 +166,8 @@ def _read(cls: type, full_name: str, frame: FrameType) -> Schema:
         if name.startswith("_"):
             continue
         found = inspect.getattr_static(cls, name)
-        if not inspect.isfunction(found):
+        if not inspect.isfunction(found) or (owner := owner_of(cls, name)) is Service:
             continue
-        owner = owner_of(cls, name)
         base: Schema | None = None if owner is cls else vars(owner).get("__rpc_schema__")
         known = None if base is None else base.methods.get(name)
         if known is not None and known.function is found:

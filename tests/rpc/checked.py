@@ -56,5 +56,13 @@ async def main() -> None:
         await store.push("w", doubles)  # wrong
         await rpc.options(store, into=array, time=1.0).weights("w")  # wrong
         print(text, doubles)
+    client = await rpc.connect(Store, "127.0.0.1", 7471)
+    view: memoryview = await client.get("w")
+    await client.aclose()
+    count: int = await client.get("w")  # wrong
+    several = await rpc.serve([Store(), rpc.Health()], "127.0.0.1", 0)
+    caller: rpc.Peer | None = rpc.peer()
+    print(view, count, several, caller)
+    await rpc.serve([object()], "127.0.0.1", 0)  # wrong
     await rpc.serve(object(), "127.0.0.1", 0)  # wrong
     await server.drain(timeout=1)

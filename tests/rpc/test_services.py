@@ -156,3 +156,39 @@ def test_annotations_are_inherited():
 
         class Wrong(Base):
             async def put(self, name, data, more, *, times=1): ...  # type: ignore[no-untyped-def, override]
+
+
+# ---- Clients without a block -----------------------------------------------------------------------------------
+
+
+async def test_a_client_that_is_awaited(net: Net):
+    server = await net.serve(DiskStore())
+    client = await net.connecting(Store, server)
+    other = await net.connecting(Store, server, retry=rpc.Retry())
+    assert await client.get("a") == await rpc.options(other, timeout=5).get("a") == "disk a"
+    await client.aclose()
+    await client.aclose()
+    assert (await failure(client.get("a"))).code is Code.CANCELLED
+    assert await other.get("a") == "disk a"
+    await rpc.options(other, timeout=5).aclose()
+    assert (await failure(other.get("a"))).code is Code.CANCELLED
+    assert "aclose" not in schema_of(Store).methods
+
+
+@pytest.mark.parametrize("options", [{}, {"retry": rpc.Retry(attempts=1)}, {"policy": "spread"}])
+async def test_nobody_listens(net: Net, options: dict[str, Any]):
+    server = await net.serve(DiskStore())
+    where = net.address(server)
+    server.close()
+    await server.wait_closed()
+    for connecting in (
+        rpc.connect(Store, *where, transport=net.transport, **options),
+        rpc.connect(Store, [where[0] if len(where) == 1 else where], transport=net.transport, **options),
+    ):
+        error = await failure(connecting)
+        assert error.code is Code.UNAVAILABLE and not error.begun
+        assert isinstance(error, OSError) and isinstance(error.__cause__, OSError)
+        assert error.errno == error.__cause__.errno and str(error.__cause__) in error.text
+        with pytest.raises(rpc.Error, match="UNAVAILABLE"):
+            async with connecting:
+                pass
