@@ -337,7 +337,7 @@ async def test_a_server_that_hangs_up_is_not_called_without_a_pause(net: Net):
 
 @pytest.mark.parametrize("transport", ["tcp"])
 async def test_another_version_of_the_service_is_not_waited_for(net: Net):
-    class Other(rpc.Service):
+    class Other(rpc.Service, name="Work"):
         async def different(self) -> int:
             return 1
 
