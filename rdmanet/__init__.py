@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from rdmanet._core import AllocatedMemory as AllocatedMemory
     from rdmanet._core import alloc as alloc
     from rdmanet._core import devices as devices
+    from rdmanet.base.accounts import ConnectionInfo as ConnectionInfo
+    from rdmanet.base.accounts import ServerInfo as ServerInfo
+    from rdmanet.base.watching import connections as connections
     from rdmanet.errors import CompletionError as CompletionError
     from rdmanet.errors import CompletionResetError as CompletionResetError
     from rdmanet.errors import DeviceLostError as DeviceLostError
@@ -73,6 +76,9 @@ _LAZY = {
     "AllocatedMemory": "_core",
     "alloc": "_core",
     "devices": "_core",
+    "ConnectionInfo": "base.accounts",
+    "ServerInfo": "base.accounts",
+    "connections": "base.watching",
     "CompletionError": "errors",
     "CompletionResetError": "errors",
     "DeviceLostError": "errors",

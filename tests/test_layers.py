@@ -58,6 +58,7 @@ ROOMS = [
         {"base.scopes"},
         {"base.pause"},
         {"base.notifier", "base.closable"},
+        {"base.accounts", "base.watching", "base.onlookers"},
     ],
     [{"_core", "_verbs"}],
     [
@@ -77,6 +78,7 @@ ROOMS = [
         {"stream.admission"},
         {"stream.teardown"},
     ],
+    [{"stream.explaining"}],
     [
         {"stream.server"},
         {"stream.establish"},

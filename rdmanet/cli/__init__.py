@@ -1,8 +1,9 @@
 """The command line: `rdmanet COMMAND`, or `python -m rdmanet COMMAND`.
 
-General layout. Each command has a module: devices.py, gids.py, doctor.py, run.py, call.py, demo.py, proxy.py,
+General layout. Each command has a module: devices.py, gids.py, doctor.py, ss.py, run.py, call.py, demo.py, proxy.py,
 secret.py and soft_run.py. It defines add_arguments(parser) and run(args), which returns the exit status. checks.py and
-variables.py have the checks of doctor, finding.py what they say; endpoints.py and relay.py have the parts of proxy.
+variables.py have the checks of doctor, finding.py what they say; endpoints.py and relay.py have the parts of proxy,
+asking.py what ss asks of others.
 fabrics.py lets one program run over RDMA, TCP and Unix sockets; workloads.py generates the traffic that is measured
 over each (the benchmarks use both); text.py formats tables and progress; interrupts.py handles Ctrl-C.
 
@@ -46,7 +47,7 @@ def _run(argv: Sequence[str] | None) -> int:
     import rdmanet
 
     try:
-        from rdmanet.cli import call, demo, devices, doctor, gids, proxy, run, secret, soft_run
+        from rdmanet.cli import call, demo, devices, doctor, gids, proxy, run, secret, soft_run, ss
     except ModuleNotFoundError as exc:
         if exc.name != "rdmanet._core":
             raise
@@ -55,7 +56,7 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="rdmanet", description="asyncio over RDMA")
     parser.add_argument("--version", action="version", version=f"rdmanet {rdmanet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (devices, gids, doctor, run, call, demo, proxy, secret, soft_run):
+    for module in (devices, gids, doctor, ss, run, call, demo, proxy, secret, soft_run):
         summary = (module.__doc__ or "").partition("\n")[0]
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=summary, description=summary)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ _METHODS = (
 class AnnotatedTransport(asyncio.Transport):
     """A transport of uvloop's, with facts of ours."""
 
-    __slots__ = ("_facts", "_transport", "write", "writelines")
+    __slots__ = ("__weakref__", "_facts", "_transport", "write", "writelines")
 
     def __init__(self, transport: asyncio.Transport, facts: dict[str, str]) -> None:
         self._transport = transport
@@ -77,9 +78,16 @@ class Usher(asyncio.Protocol):
     :ivar transport: the program's; None before the connection is made
     """
 
-    __slots__ = ("_factory", "_facts", "protocol", "transport")
+    __slots__ = ("_factory", "_facts", "_made", "protocol", "transport")
 
-    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], facts: dict[str, str]) -> None:
+    def __init__(
+        self,
+        made: weakref.WeakValueDictionary[int, AnnotatedTransport],
+        factory: Callable[[], asyncio.BaseProtocol],
+        facts: dict[str, str],
+    ) -> None:
+        """:param made: where the transport is remembered: uvloop does not tell which ones it has"""
+        self._made = made
         self._factory = factory
         self._facts = facts
         self.transport: AnnotatedTransport | None = None
@@ -90,6 +98,7 @@ class Usher(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = annotated = AnnotatedTransport(transport, self._facts)
+        self._made[id(annotated)] = annotated
         transport.set_protocol(self.protocol)
         self.protocol.connection_made(annotated)
 
@@ -101,9 +110,13 @@ class Usher(asyncio.Protocol):
         """The call has failed."""
 
 
-def ushering(factory: Callable[[], asyncio.BaseProtocol], facts: dict[str, str]) -> Callable[[], Usher]:
+def ushering(
+    made: weakref.WeakValueDictionary[int, AnnotatedTransport],
+    factory: Callable[[], asyncio.BaseProtocol],
+    facts: dict[str, str],
+) -> Callable[[], Usher]:
     """A factory for a server of uvloop's, whose transports are annotated."""
-    return lambda: Usher(factory, facts)()
+    return lambda: Usher(made, factory, facts)()
 
 
 class Making:

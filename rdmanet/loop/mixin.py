@@ -117,7 +117,7 @@ class RdmaLoop:
     def _forget_switch(self) -> None:
         switch, self._rdmanet_switch = self._rdmanet_switch, None
         if switch is not None:
-            switch.chooser.close()
+            switch.close()
 
     # -- programs that connect a socket first --------------------------------------------------------------
 

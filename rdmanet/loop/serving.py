@@ -28,7 +28,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet.base import log_rate
@@ -41,6 +41,7 @@ from rdmanet.loop.settings import Settings
 
 if TYPE_CHECKING:
     from rdmanet._core import Library
+    from rdmanet.base.accounts import ConnectionInfo, ServerInfo
     from rdmanet.stream.server import RdmaServer
 
 logger = logging.getLogger("rdmanet")
@@ -50,6 +51,7 @@ REASON = "the client came by RDMA"
 
 # Before 3.12 asyncio's wait_closed() returns as soon as the server is closed, and so does uvloop's.
 _WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
 _TRIES = 3
 _TRY_AGAIN_S = 0.02
 _SO_GET_FILTER = 26  # Linux; socket has no name for it
@@ -67,17 +69,20 @@ class DualServer(asyncio.AbstractServer):
         settings: Settings,
         make_server: Callable[[], RdmaServer],
         alive: set[DualServer],
+        tcp_infos: Callable[[], Iterable[ConnectionInfo]] = tuple,
     ) -> None:
         """
         :param tcp: the loop's server, not serving yet
         :param make_server: makes RDMA servers without listeners
         :param alive: where the server is kept while it serves
+        :param tcp_infos: the loop's connections by TCP, as they are now
         """
         self._tcp = tcp
         self._loop = loop
         self._settings = settings
         self._make_server = make_server
         self._alive = alive
+        self._tcp_infos = tcp_infos
         self._rdma: list[RdmaServer] = []
         self._heirs: list[Heir] = []
         self._beside: dict[SockAddr, RdmaServer] = {}
@@ -93,6 +98,39 @@ class DualServer(asyncio.AbstractServer):
     def sockets(self) -> Any:
         """The TCP listeners' sockets: a tuple, and of uvloop's a list. RDMA listens on the same addresses."""
         return self._tcp.sockets
+
+    @property
+    def connections(self) -> list[ConnectionInfo]:
+        """The connections that it has accepted and that live, by RDMA and by TCP; see ``rdmanet.connections()``."""
+        by_rdma = [info for server in self._rdma for info in server.connections]
+        return by_rdma + [info for info in self._tcp_infos() if self._is_ours(info)]
+
+    def _is_ours(self, info: ConnectionInfo) -> bool:
+        """Whether a connection by TCP is of this server: the kernel gives it to who listens at its address."""
+        places = {sock.getsockname()[:2] for sock in self.sockets}
+        if info.role != "server" or info.local is None:
+            return False
+        host, port = info.local
+        return any(place in places for place in (info.local, ("0.0.0.0", port), ("::", port)))
+
+    def info(self) -> ServerInfo:
+        """The server as it is now."""
+        from rdmanet.base.accounts import ServerInfo
+
+        found = [server.info() for server in self._rdma]
+        return ServerInfo(
+            places=[sock.getsockname()[:2] for sock in self.sockets if sock.family in _INTERNET],
+            fabric="rdma and tcp" if any(each.places for each in found) else "tcp",
+            serving=self.is_serving(),
+            connections=len(self.connections),
+            half_open=sum(each.half_open for each in found),
+            waiting=sum(each.waiting for each in found),
+            backlog=max((each.backlog for each in found), default=0),
+        )
+
+    def explain(self) -> str:
+        """What the server does, and who waits for whom on its connections: text, some lines for each connection."""
+        return "\n\n".join([self.info().explain(), *(info.explain() for info in self.connections)])
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that the server belongs to."""

@@ -8,12 +8,15 @@ or server that may need them.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
+from rdmanet.base import watching
 from rdmanet.loop import annotation, connecting, kernel
 from rdmanet.loop.accepting import Accepting
 from rdmanet.loop.base import Base
@@ -23,6 +26,9 @@ from rdmanet.loop.mixin import RdmaUvLoop
 from rdmanet.loop.serving import REASON, DualServer
 from rdmanet.loop.settings import Settings
 from rdmanet.loop.standins import Standins
+
+if TYPE_CHECKING:
+    from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 
 # Keywords of create_connection() that do not matter to RDMA. With others, the call is the base's.
 _OF_TCP = {"happy_eyeballs_delay", "interleave"} | ({"all_errors"} if sys.version_info >= (3, 12) else set())
@@ -46,7 +52,10 @@ class Switch:
         self.servers: set[DualServer] = set()
         self.accepting = Accepting(self.base, settings, self.standins, self.rdma_server)
         self._ushers = isinstance(loop, RdmaUvLoop)
-        self.begin_call: Any = annotation.Usher if self._ushers else annotation.Making
+        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        usher = functools.partial(annotation.Usher, self._made)
+        self.begin_call: Any = usher if self._ushers else annotation.Making
+        self._watched = watching.Watched(self, loop, self._read, loop.remove_reader)
 
     def change(self, settings: Settings) -> None:
         """Have these options from now on. Servers keep theirs, and sockets the connections that they stand for."""
@@ -56,6 +65,31 @@ class Switch:
     # What only asyncio's loop needs, for the call of its own create_connection() that is under way.
     is_connecting = staticmethod(annotation.is_connecting)
     facts = staticmethod(annotation.facts)
+
+    def close(self) -> None:
+        """Give back what is kept for the next choice, and be watched no more: the loop is closed."""
+        self.chooser.close()
+        self._watched.close(loop_lives=False)
+
+    def _read(self, fd: int, callback: Callable[[], object]) -> None:
+        # In an empty context: the first connection is not the only one. The base's, as ours is for sockets of programs.
+        contextvars.Context().run(self.base.add_reader, fd, callback)
+
+    # -- who watches -------------------------------------------------------------------------------------
+
+    def headline(self) -> dict[str, Any]:
+        """What is to be known besides."""
+        return {"loop": id(self.base.loop), "library": "", "engines": []}
+
+    def connection_infos(self) -> Iterator[ConnectionInfo]:
+        """The connections by TCP as they are now; those by RDMA are the loop context's."""
+        from rdmanet.loop.tcp_infos import tcp_infos
+
+        return tcp_infos(self.base.loop, self._made)
+
+    def server_infos(self) -> Iterator[ServerInfo]:
+        """The servers that serve both."""
+        return (server.info() for server in list(self.servers))
 
     # -- the loop's methods --------------------------------------------------------------------------------
 
@@ -126,7 +160,9 @@ class Switch:
             kwds.get("ssl_handshake_timeout"),
             kwds.get("ssl_shutdown_timeout"),
         )
-        server = DualServer(tcp, self.base.loop, self.settings, make_server, self.servers)
+        server = DualServer(
+            tcp, self.base.loop, self.settings, make_server, self.servers, self.connection_infos
+        )
         if start_serving:
             try:
                 await server.start_serving()
@@ -204,7 +240,7 @@ class Switch:
     async def serve_tcp(self, factory: Factory, *args: Any, **kwds: Any) -> Any:
         """The base's create_server()."""
         if self._ushers:
-            factory = annotation.ushering(factory, annotation.OF_SERVER)
+            factory = annotation.ushering(self._made, factory, annotation.OF_SERVER)
         return await self.base.create_server(factory, *args, **kwds)
 
     def rdma_server(

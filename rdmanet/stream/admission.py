@@ -162,6 +162,11 @@ class Line:
 class Admission:
     """The places of one server, and the requests that wait for one."""
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a place."""
+        return len(self._waiting.since)
+
     def __init__(
         self, loop: asyncio.AbstractEventLoop, places: int, waiting_max: int, handshake_s: float = 0.0
     ) -> None:

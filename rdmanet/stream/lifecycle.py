@@ -37,6 +37,7 @@ from typing import cast
 
 from rdmanet import credit
 from rdmanet._core import CMID
+from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.errors import name_peer
 from rdmanet.stream import tls
 from rdmanet.stream.addresses import SockAddr
@@ -44,6 +45,7 @@ from rdmanet.stream.callbacks import Callbacks, is_buffered
 from rdmanet.stream.connection import Connection
 from rdmanet.stream.deadlines import Deadlines
 from rdmanet.stream.establish import Endpoint, Role
+from rdmanet.stream.explaining import info_of
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
@@ -104,6 +106,12 @@ class Lifecycle:
         )
         self.readiness: Readiness | None = None
         loop_context.connections.add(self)
+
+    def info(self) -> ConnectionInfo:
+        """The connection as it is now."""
+        role = self.endpoint.role.name.lower()
+        slots, transport = self.config.data_slots, self.callbacks.transport
+        return info_of(self.facts, self.machine, self.connection, role, slots, transport)
 
     def __repr__(self) -> str:
         return repr(self.callbacks.transport)

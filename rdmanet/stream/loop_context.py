@@ -29,8 +29,8 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable
-from typing import Protocol, cast
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, Protocol, cast
 
 from rdmanet._core import (
     CMID,
@@ -45,6 +45,8 @@ from rdmanet._core import (
     StreamEngine,
     process_id,
 )
+from rdmanet.base import watching
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.environment import place_bytes
 from rdmanet.base.pause import pause
 from rdmanet.errors import DeviceLostError, event_error
@@ -63,8 +65,16 @@ class Tenant(Protocol):
     def _loop_ended(self) -> None: ...
 
 
+class Listening(Tenant, Protocol):
+    """A server."""
+
+    def info(self) -> ServerInfo: ...
+
+
 class Sender(Tenant, Protocol):
     """A connection's life."""
+
+    def info(self) -> ConnectionInfo: ...
 
     def is_sending(self) -> bool:
         """Whether the peer's device may not have all our bytes yet, and may still get them."""
@@ -149,11 +159,12 @@ class LoopContext:
         self._rare: dict[int, Callable[[], None]] = {}  # all other descriptors
         self._all: select.epoll | None = None  # for who waits without the loop
         self.connections: set[Sender] = set()
-        self.servers: set[Tenant] = set()
+        self.servers: set[Listening] = set()
         self._handlers: dict[CMID, CMHandler] = {}
         self._lifeline: AsyncGenerator[None, None] | None = None
         self._bell: int | None = None
         self._told_foreign = False
+        self._watched: watching.Watched | None = None
         self.cm = CMEventChannel(library)
         try:
             self._epoll = select.epoll()
@@ -168,6 +179,7 @@ class LoopContext:
         self._read(self._epoll.fileno(), self._rare_events)
         with _all_lock:
             _all.add(self)
+        self._watched = watching.Watched(self, loop, self._watch_rare, self._forget_rare)
 
     @property
     def fd(self) -> int:
@@ -221,6 +233,19 @@ class LoopContext:
         until = self.loop.time() + PARTING_S
         while self.is_sending and self.loop.time() < until:
             await pause(self.loop, 0.001)
+
+    def headline(self) -> dict[str, Any]:
+        """What is to be known besides: what the data engines do."""
+        engines = [{"device": engine.pd.context.name, **engine.stats()} for engine in self.engines.values()]
+        return {"loop": id(self.loop), "library": self.library.name, "engines": engines}
+
+    def connection_infos(self) -> Iterator[ConnectionInfo]:
+        """The connections, and attempts at them, as they are now; a forked child has none."""
+        return (connection.info() for connection in list(self.connections) if not self.foreign)
+
+    def server_infos(self) -> Iterator[ServerInfo]:
+        """The servers as they are now."""
+        return (server.info() for server in list(self.servers) if not self.foreign)
 
     def bell(self) -> int:
         """The bell that all connections' readiness uses (readiness.py); created on the first call."""
@@ -433,6 +458,8 @@ class LoopContext:
         if self.closed:
             return
         self.closed = True
+        if self._watched is not None:
+            self._watched.close(not self.foreign)
         loop_contexts: dict[str, LoopContext] = getattr(self.loop, _ATTRIBUTE, {})
         if loop_contexts.get(self.library.name) is self:
             del loop_contexts[self.library.name]

@@ -149,6 +149,14 @@ class RdmaTransport(asyncio.Transport):
             facts[name] = RdmaSocket(facts["sockname"], facts.get("peername"), self)
         return facts.get(name, default)
 
+    def explain(self) -> str:
+        """What the connection is, and who waits for whom, with numbers: a few lines of text.
+
+        Nothing is computed before this is called. docs/howto/watch.md explains the answers. ``rdmanet.connections()``
+        has the same, and the numbers, for all connections of the process.
+        """
+        return self._life.info().explain()
+
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Deliver to another protocol from now on."""
         self._life.set_protocol(protocol)

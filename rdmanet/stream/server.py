@@ -12,7 +12,7 @@ import errno
 import logging
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rdmanet import credit
 from rdmanet._core import CMID, CMEvent, CMEventType, Context, process_id
@@ -20,6 +20,7 @@ from rdmanet.base import log_rate
 from rdmanet.errors import ProtocolError, endpoint
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.admission import Admission, source_of, waiting_for
+from rdmanet.stream.explaining import Accepted, ExplainedServer
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.transport_socket import RdmaSocket
@@ -39,17 +40,7 @@ NOT_GONE_ON = (
 )
 
 
-class Accepted(Protocol):
-    """This side of an accepted connection: a transport."""
-
-    def _end_now(self, error: Exception | None = None) -> None: ...
-
-    def _close_above(self) -> None: ...
-
-    def abort(self) -> None: ...
-
-
-class RdmaServer(asyncio.AbstractServer):
+class RdmaServer(ExplainedServer, asyncio.AbstractServer):
     """Listeners, and the connections that they have accepted (asyncio.Server, method by method)."""
 
     def __init__(

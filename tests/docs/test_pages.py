@@ -22,6 +22,7 @@ PRINTED = {
     "howto/blocking.md": ["HELLO\n"],
     "howto/anyio.md": ["b'HELLO' by {device}\n"],
     "howto/trio.md": ["b'HELLO\\n' by {device}\n"],
+    "howto/watch.md": ["client rdma open 6\nserver rdma open 6\n"],
     "howto/production.md": ["device {device} is lost: DEVICE_FATAL\nb'are you there?\\n'\n"],
     "howto/large-arrays.md": [
         "0.0 999999.0\nb'thanks'\n",

@@ -179,7 +179,10 @@ rdmanet.run(main())
 print(sorted(name for name in sys.modules if name.startswith("rdmanet") and not name.startswith("rdmanet.loop")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    base = [f"rdmanet.base.{name}" for name in ("environment", "log_rate", "pause", "scopes")]
+    base = [
+        f"rdmanet.base.{name}"
+        for name in ("environment", "log_rate", "onlookers", "pause", "scopes", "watching")
+    ]
     assert done.stdout == f"{['rdmanet', 'rdmanet.base', *base]}\n"
 
 

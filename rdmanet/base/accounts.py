@@ -1,0 +1,207 @@
+"""What is known of one connection or server at one moment, and who waits for whom there, in words. No I/O.
+
+Theory
+------
+A connection that is slow waits for somebody: for its peer's program, which does not read; for its peer's device, or the
+network; or for its own program. Which of these it is follows from a few numbers that a connection has anyway:
+
+* bytes that were written and are not sent, and no credit: the peer's program does not read (docs/credits.md);
+* the same, and all send slots in flight: the peer's device has not taken them;
+* bytes that have come and were not read: this program.
+
+`ConnectionInfo` has these numbers, and `waits` says in words what follows. It takes nothing but the numbers, so
+`rdmanet ss` says the same of another process's connection: there the numbers come from that process, and the words are
+its own.
+
+Nothing is computed before somebody asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+Place = tuple[str, int]
+"""An address and a port."""
+
+
+@dataclass
+class ConnectionInfo:
+    """A connection as it was when it was asked for.
+
+    :ivar fabric: "rdma" or "tcp"
+    :ivar reason: why
+    :ivar role: "client" or "server"; "" if that is not known
+    :ivar local: address and port of this side; None if they are not known
+    :ivar peer: the same of the peer
+    :ivar state: "opening", "open", "eof_pending", "eof_received", "closing", "draining", "draining_to_eof" or "closed";
+        of TCP's "open" and "closing"
+    :ivar reading: whether the program takes what comes
+    :ivar paused: whether pause_writing() was called, so that drain() waits
+    :ivar device: the name of the device; "" by TCP
+    :ivar path: how the device reaches the peer: "memory", "tcp", or "adapter"; "" by TCP
+    :ivar qp: the number of the queue pair; 0 by TCP
+    :ivar error: why the connection is over; "" if it is not, or has ended in good order
+    :ivar stats: the counters of ``get_extra_info("rdma_stats")``, by TCP what the kernel tells; and ``bytes_unsent``,
+        which were written and wait, ``bytes_unread``, which have come (by RDMA only whether there are any), and by RDMA
+        ``send_slots``, how many frames may be in flight
+    :ivar transport: the transport; None if the connection is over, or another process's
+    """
+
+    fabric: str
+    reason: str
+    role: str
+    local: Place | None
+    peer: Place | None
+    state: str
+    reading: bool = True
+    paused: bool = False
+    device: str = ""
+    path: str = ""
+    qp: int = 0
+    error: str = ""
+    stats: dict[str, int] = field(default_factory=dict)
+
+    transport: ClassVar[Any] = None
+
+    def facts(self) -> dict[str, Any]:
+        """All that can be said in JSON: the attributes, without the transport."""
+        stats = {name: int(number) for name, number in self.stats.items()}
+        return {name: value for name, value in vars(self).items() if name != "transport"} | {"stats": stats}
+
+    def waits(self) -> list[str]:
+        """Who waits for whom, each in words with numbers; nothing if nobody waits."""
+        if self.state == "opening":
+            return ["the connection is being made"]
+        if self.state == "closed":
+            return [f"the connection is over: {self.error or 'it has ended in good order'}"]
+        words = []
+        if self.state.startswith("draining"):
+            words.append(f"the connection is over: {self.error or 'the peer has ended it'}")
+        sending = self._sending() if self.fabric == "rdma" else self._sending_by_tcp()
+        if self.state == "closing" and sending:
+            words.append("close() waits until what was written is sent")
+        words += sending
+        words += self._reading()
+        return words
+
+    def explain(self) -> str:
+        """What the connection is, and who waits for whom: a few lines of text."""
+        lines = [self._line(), f"fabric: {self._fabric()}"]
+        lines += [f"waits: {words}" for words in self.waits()] or [f"waits: nobody; {self._activity()}"]
+        return "\n".join(lines)
+
+    def _line(self) -> str:
+        role = f" ({self.role})" if self.role else ""
+        return f"{place_text(self.local)} to {place_text(self.peer)}{role}: {self.state}"
+
+    def _fabric(self) -> str:
+        way = {"memory": "through memory", "tcp": "by TCP, which it uses itself", "adapter": "an adapter"}
+        device = f", device {self.device}, {way.get(self.path, self.path)}" if self.device else ""
+        return f"{self.fabric.upper()}{device}: {self.reason or 'no reason is known'}"
+
+    def _activity(self) -> str:
+        sent, received = self.stats.get("bytes_sent", 0), self.stats.get("bytes_received", 0)
+        return f"{size_text(sent)} sent, {size_text(received)} received"
+
+    def _sending(self) -> list[str]:
+        """For whom bytes wait that were written."""
+        stats, words = self.stats, []
+        unsent, credits, slots = stats["bytes_unsent"], stats["credits"], stats["peer_slots"]
+        in_flight, ours = stats["sends_in_flight"], stats["send_slots"]
+        what = f"{size_text(unsent)} that were written wait"
+        if unsent and not credits:
+            words.append(f"{what} for the peer: credits 0 of {slots}: the peer does not read")
+        elif unsent and in_flight >= ours:
+            words.append(
+                f"{what} for the device: {in_flight} of {ours} send slots are in flight: the send queue is full, and"
+                " the peer's device has not acknowledged them"
+            )
+        elif unsent:
+            words.append(
+                f"{what} for the device to read them, or for the next pass of this loop: credits {credits}"
+            )
+        if self.paused:
+            words.append("this program's writers are paused (pause_writing), and drain() waits")
+        return words
+
+    def _sending_by_tcp(self) -> list[str]:
+        words, unsent = [], self.stats.get("bytes_unsent", 0)
+        if unsent:
+            kernels = self.stats.get("bytes_in_kernel", 0)
+            words.append(
+                f"{size_text(unsent)} that were written wait for the peer: the kernel has {size_text(kernels)} more"
+                " that the peer has not acknowledged, and takes nothing: the peer does not read"
+            )
+        return words
+
+    def _reading(self) -> list[str]:
+        """For whom bytes wait that have come."""
+        stats = self.stats
+        unread, held = stats.get("bytes_unread", 0), stats.get("slots_held", 0)
+        if not unread:
+            if stats.get("slots_leased"):
+                return [f"{stats['slots_leased']} receive slots are leased by this program"]
+            return [] if self.reading else ["reading is paused by this program (pause_reading)"]
+        what = (
+            f"bytes have come, in {held} receive slots,"
+            if self.fabric == "rdma"
+            else f"{size_text(unread)} have come,"
+        )
+        if not self.reading:
+            return [f"{what} and reading is paused: they wait for resume_reading()"]
+        return [f"{what} and this program has not read them: its task is busy, or does not call read()"]
+
+
+@dataclass
+class ServerInfo:
+    """A server as it was when it was asked for.
+
+    :ivar places: where it listens
+    :ivar fabric: "rdma", or "rdma and tcp"
+    :ivar serving: whether it accepts connections
+    :ivar connections: how many it has accepted that live
+    :ivar half_open: how many of them are not established yet
+    :ivar waiting: how many requests wait until fewer are
+    :ivar backlog: how many may wait
+    """
+
+    places: list[Place]
+    fabric: str
+    serving: bool
+    connections: int
+    half_open: int = 0
+    waiting: int = 0
+    backlog: int = 0
+
+    def explain(self) -> str:
+        """What the server does, and what it waits for: a few lines of text."""
+        if not self.places:
+            return f"closed: connections that live on: {self.connections}"
+        state = "serving" if self.serving else "idle: start_serving() was not called"
+        lines = [f"{state}: {', '.join(map(place_text, self.places))} by {self.fabric.upper()}"]
+        lines.append(f"connections: {self.connections}, of which {self.half_open} are not established yet")
+        if self.waiting:
+            lines.append(
+                f"waits: {self.waiting} requests (at most {self.backlog}) for {self.half_open} that are being made:"
+                " clients do not go on, or this loop is too busy to answer them"
+            )
+        return "\n".join(lines)
+
+
+def place_text(place: Place | None) -> str:
+    """An address and a port as people write them."""
+    if place is None:
+        return "?"
+    host, port = place
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def size_text(nbytes: int) -> str:
+    """A number of bytes: 12 bytes, 3.4 KiB, 64.0 MiB, 2.0 GiB."""
+    if nbytes < 1 << 10:
+        return f"{nbytes} bytes"
+    for unit, shift in (("KiB", 10), ("MiB", 20)):
+        if nbytes < 1 << (shift + 10):
+            return f"{nbytes / (1 << shift):.1f} {unit}"
+    return f"{nbytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,257 @@
+"""Who looks at this process from outside: the Unix socket that `rdmanet ss` connects to, and the loop's answer.
+
+Theory
+------
+There are two ways to let another process see counters:
+
+* Memory that it maps. Reading takes nothing from anybody, and works while this process is stopped. But each counter
+  then has to be in that memory, or be copied there for each message. Texts and lists that grow need a layout, which is
+  an interface between versions. And the looker needs the right to trace, to open it.
+* A socket, which the loop answers. It takes a descriptor, and nothing more until somebody connects. The answer is
+  computed then, by the code of ``explain()``, of whatever objects there are. A loop that is busy or stopped does not
+  answer.
+
+This is the second. A message must not cost more for being countable, and that a loop does not answer is itself what
+whoever looks must know first. The kernel still says of such a process that it is there, and whether it is stopped,
+busy or asleep; and ``rdmanet ss --watch`` shows what it has said last.
+
+The socket is in the abstract namespace, ``rdmanet-ss/PID/RANDOM``: nothing is left behind in the file system, and
+nobody can take the name before. The number is only for people. Who looks takes the process and the user from the kernel
+(SO_PEERCRED), and so does this side: it answers root, and processes of its own user that are in its own user and pid
+namespaces; all others are closed without a word. So nobody learns anything who could not trace this process.
+
+Nothing is read from the socket. The answer is a line of JSON about the source, one for each connection, and a last one.
+It is made in slices of `SLICE_S`, between which the loop does its other work, and kept no longer than it takes to send
+a slice. Who does not read is given up after `PATIENCE_S`, and at most `ONLOOKERS_MOST` are answered at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import posix  # for what is in /proc: tools against blocking calls replace os's (loop/kernel.py)
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+
+    from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+
+NAME = "rdmanet-ss/"
+"""How the names of these sockets begin."""
+VERSION = 1
+"""Of the answers. Who reads another one says so."""
+SLICE_S = 0.0005
+PATIENCE_S = 2.0
+ONLOOKERS_MOST = 4
+
+_BACKLOG = 8
+_SPARE = 2  # descriptors: a connection, and what looks for a server's sign before (loop/doors.py)
+_KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_CREDENTIALS = struct.Struct("iII")  # struct ucred
+_FULL_S = 0.01  # to wait until a socket takes more
+_CONNECTIONS_AT_ONCE = 8  # between two looks at the clock
+
+
+class Source(Protocol):
+    """What has connections of one loop."""
+
+    def headline(self) -> dict[str, Any]:
+        """What is to be known of it besides: texts, numbers, lists and dicts of them."""
+
+    def connection_infos(self) -> Iterator[ConnectionInfo]:
+        """Its live connections, as they are now."""
+
+    def server_infos(self) -> Iterator[ServerInfo]:
+        """Its servers, as they are now."""
+
+
+class Onlookers:
+    """The socket of one source. It never keeps its source alive."""
+
+    def __init__(
+        self,
+        source: Source,
+        loop: asyncio.AbstractEventLoop,
+        add_reader: Callable[[int, Callable[[], None]], object],
+        remove_reader: Callable[[int], object],
+    ) -> None:
+        """
+        :param add_reader: has a function called when a descriptor is readable
+        :param remove_reader: ends that
+        :raises OSError: too few descriptors would be left
+        """
+        self.loop = loop
+        self.context = contextvars.Context()
+        self.answers: set[_Answer] = set()
+        self._source = weakref.ref(source)
+        self._remove_reader = remove_reader
+        self._socket = socket.socket(socket.AF_UNIX, _KIND, 0)
+        try:
+            _leave_some(self._socket.fileno())
+            self._socket.bind(f"\0{NAME}{os.getpid()}/{os.urandom(8).hex()}")
+            self._socket.listen(_BACKLOG)
+            add_reader(self._socket.fileno(), self._arrived)
+        except BaseException:
+            self._socket.close()
+            raise
+        _all.add(self)
+
+    def close(self, loop_lives: bool = True) -> None:
+        """Answer nobody any more. Later calls do nothing."""
+        if self._socket.fileno() >= 0 and loop_lives:
+            self._remove_reader(self._socket.fileno())
+        self._close_all()
+
+    def _close_all(self) -> None:
+        self._socket.close()
+        for answer in list(self.answers):
+            answer.close()
+
+    def _arrived(self) -> None:
+        for _ in range(ONLOOKERS_MOST):
+            try:
+                onlooker, _ = self._socket.accept()
+            except OSError:
+                return
+            onlooker.setblocking(False)
+            source = self._source()
+            if source is None or len(self.answers) >= ONLOOKERS_MOST or not may_look(onlooker):
+                onlooker.close()
+            else:
+                _Answer(self, onlooker, source).go_on()
+
+
+class _Answer:
+    """One answer on its way."""
+
+    def __init__(self, onlookers: Onlookers, onlooker: socket.socket, source: Source) -> None:
+        self._onlookers = onlookers
+        self._socket = onlooker
+        self._pieces = _pieces_of(source)
+        self._unsent = b""
+        self._until = time.monotonic() + PATIENCE_S
+        self._next: asyncio.Handle | None = None
+        onlookers.answers.add(self)
+
+    def go_on(self) -> None:
+        """Send what the socket takes, for the time of a slice."""
+        began = time.monotonic()
+        while True:
+            try:
+                self._unsent = self._unsent or next(self._pieces, b"")
+                if not self._unsent:
+                    self.close()
+                    return
+                sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                if began > self._until:
+                    self.close()
+                    return
+                self._later(_FULL_S)
+                return
+            except OSError:  # it has gone
+                self.close()
+                return
+            except BaseException:
+                self.close()
+                raise
+            self._unsent = self._unsent[sent:]
+            self._until = time.monotonic() + PATIENCE_S
+            if time.monotonic() - began > SLICE_S:
+                self._later(0)
+                return
+
+    def _later(self, seconds: float) -> None:
+        loop, context = self._onlookers.loop, self._onlookers.context
+        if seconds:
+            self._next = loop.call_later(seconds, self.go_on, context=context)
+        else:
+            self._next = loop.call_soon(self.go_on, context=context)
+
+    def close(self) -> None:
+        self._onlookers.answers.discard(self)
+        if self._next is not None:
+            self._next.cancel()
+        self._pieces.close()
+        self._socket.close()
+
+
+def _pieces_of(source: Source) -> Generator[bytes, None, None]:
+    """The answer, in pieces that take a moment each."""
+    from msgspec import json
+
+    head: dict[str, Any] = {"version": VERSION, **source.headline(), "servers": list(source.server_infos())}
+    yield json.encode(head) + b"\n"
+    count, piece = 0, bytearray()
+    for info in source.connection_infos():
+        piece += json.encode(info.facts()) + b"\n"
+        count += 1
+        if count % _CONNECTIONS_AT_ONCE == 0:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece) + json.encode({"connections": count}) + b"\n"
+
+
+def _leave_some(fd: int) -> None:
+    """Make sure that the program has descriptors left for what it is about to do.
+
+    :raises OSError: it has not
+    """
+    spare: list[int] = []
+    try:
+        for _ in range(_SPARE):
+            spare.append(os.dup(fd))
+    finally:
+        for each in spare:
+            os.close(each)
+
+
+def may_look(onlooker: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket may see what is here: root, or who is as we are."""
+    pid, user, _ = _CREDENTIALS.unpack(
+        onlooker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    if user == 0:
+        return True
+    if user != os.geteuid() or pid <= 0:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        if user == _overflow_user():  # who stands for every user without a name here
+            return False
+        return all(_namespace(pid, kind) == _namespace(os.getpid(), kind) for kind in ("user", "pid"))
+    return False
+
+
+def _namespace(pid: int, kind: str) -> tuple[int, int]:
+    """:raises OSError: there is none, or it may not be traced"""
+    found = posix.stat(f"/proc/{pid}/ns/{kind}")
+    return found.st_dev, found.st_ino
+
+
+def _overflow_user() -> int:
+    """:raises OSError: the kernel does not say"""
+    fd = os.open("/proc/sys/kernel/overflowuid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(fd, 32))
+    finally:
+        os.close(fd)
+
+
+_all: weakref.WeakSet[Onlookers] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a forked child: the sockets are the parent's, and must not stay open here when the parent closes them."""
+    for each in list(_all):
+        each._close_all()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,294 @@
+"""Ask the processes that use rdmanet what they have: for `rdmanet ss`. What they say is checked here.
+
+All are asked at once, and each has `ANSWER_S` to begin, and as long again to go on, as long as something comes. What
+comes is bounded: `LINE_BYTES_MOST` for one line, `ANSWER_BYTES_MOST` for one answer. An answer that breaks a rule is
+none: `Answer.failed` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import select
+import socket
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from rdmanet.base.onlookers import NAME, VERSION
+
+ANSWER_S = 0.5
+LINE_BYTES_MOST = 1 << 16
+ANSWER_BYTES_MOST = 64 << 20
+_NAMES_MOST = 1 << 16
+_TEXT_MOST = 300
+_NUMBER_MOST = (1 << 64) - 1
+_LISTENS = 1 << 16  # __SO_ACCEPTCON, in the flags of /proc/net/unix
+_KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_CREDENTIALS = struct.Struct("iII")  # struct ucred
+_PIECE_BYTES = 1 << 18
+_OURS = re.compile(rb"@" + re.escape(NAME.encode()) + rb"(\d{1,10})/[0-9a-f]{16}")
+_FABRICS = ("rdma", "tcp")
+_SERVERS = ("rdma", "tcp", "rdma and tcp")
+_STATES = (
+    "opening", "open", "eof_pending", "eof_received", "closing", "draining", "draining_to_eof", "closed",
+)  # fmt: skip
+
+
+class _Head(msgspec.Struct):
+    """The first line of an answer."""
+
+    version: int
+    loop: int = 0
+    library: str = ""
+    engines: list[dict[str, Any]] = []
+    servers: list[ServerInfo] = []
+
+
+class _End(msgspec.Struct, forbid_unknown_fields=True):
+    """The last line."""
+
+    connections: int
+
+
+@dataclass
+class Answer:
+    """What one loop has said, by one of its sockets.
+
+    :ivar pid: the process, as the kernel says
+    :ivar user: its user, likewise
+    :ivar failed: why this is no answer: "late", or a text; "" if it is one
+    """
+
+    pid: int
+    user: int
+    failed: str = ""
+    loop: int = 0
+    engines: list[dict[str, Any]] = field(default_factory=list)
+    servers: list[ServerInfo] = field(default_factory=list)
+    connections: list[ConnectionInfo] = field(default_factory=list)
+
+
+def ask_all(pid: int | None = None) -> list[Answer]:
+    """Ask the processes of this user, or as root of all users, in this network namespace.
+
+    :param pid: ask this one only
+    """
+    asked: dict[int, _Asked] = {}
+    found = []
+    try:
+        for name, inode in _names():
+            with contextlib.suppress(OSError):
+                one = _Asked(name, inode)
+                if one.is_ours and pid in (None, one.answer.pid):
+                    asked[one.socket.fileno()] = one
+                    found.append(one)
+                else:
+                    one.socket.close()
+        _hear(asked)
+    finally:
+        for one in found:
+            one.socket.close()
+    return [one.answer for one in found]
+
+
+def _names() -> Iterator[tuple[bytes, int]]:
+    """The names of sockets that may be those of processes which use rdmanet, and their inodes.
+
+    Anybody may take such a name.
+    """
+    with open("/proc/net/unix", "rb") as file:
+        count = 0
+        for line in file:
+            fields = line.split()
+            if len(fields) == 8 and _OURS.fullmatch(fields[7]) and int(fields[3], 16) & _LISTENS:
+                yield b"\0" + fields[7][1:], int(fields[6])
+                count += 1
+                if count == _NAMES_MOST:
+                    return
+
+
+class _Asked:
+    """A socket that is asked.
+
+    :ivar is_ours: whether it is to be listened to: it is of this user's, or this is root
+    """
+
+    def __init__(self, name: bytes, inode: int) -> None:
+        """:raises OSError: nobody is there"""
+        self.socket = socket.socket(socket.AF_UNIX, _KIND, 0)
+        is_full = False
+        try:
+            try:
+                self.socket.connect(name)
+            except BlockingIOError:  # so many wait there that nobody has been heard for long
+                is_full = True
+            self.answer = Answer(*(_owner_of(name, inode) if is_full else self._credentials()))
+        except BaseException:
+            self.socket.close()
+            raise
+        self.is_ours = os.geteuid() in (0, self.answer.user)
+        if is_full:
+            self.answer.failed = "late"
+        self._heard = bytearray()
+        self._count = 0
+        self._head: _Head | None = None
+
+    def _credentials(self) -> tuple[int, int]:
+        """The process that listens there, and its user.
+
+        :raises OSError: it is in a pid namespace that is not seen from here
+        """
+        pid, user, _ = _CREDENTIALS.unpack(
+            self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if pid <= 0:
+            raise ProcessLookupError
+        return pid, user
+
+    def hear(self) -> bool:
+        """Take what has come; whether more is to come."""
+        try:
+            some = self.socket.recv(_PIECE_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            some = b""
+        self._count += len(some)
+        self._heard += some
+        try:
+            if not some:
+                raise ValueError("it does not let this process look" if not self._count else "it broke off")
+            if self._count > ANSWER_BYTES_MOST:
+                raise ValueError(f"its answer has more than {ANSWER_BYTES_MOST} bytes")
+            *lines, rest = self._heard.split(b"\n")
+            if any(len(line) > LINE_BYTES_MOST for line in (*lines, rest)):
+                raise ValueError(f"a line of its answer has more than {LINE_BYTES_MOST} bytes")
+            self._heard = bytearray(rest)
+            return all(self._understood(line) for line in lines)
+        except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
+            self.answer.failed = printable(str(exc), _TEXT_MOST)
+            self.answer.connections.clear()
+            return False
+
+    def _understood(self, line: bytearray) -> bool:
+        """Take one line; whether more are to come.
+
+        :raises ValueError: it makes no sense
+        """
+        if self._head is None:
+            self._head = head = _HEAD.decode(line)
+            if head.version != VERSION:
+                raise ValueError(
+                    f"it speaks version {head.version} of this, and `rdmanet ss` version {VERSION}"
+                )
+            self.answer.loop = _number(head.loop)
+            self.answer.engines = [_checked_engine(engine) for engine in head.engines]
+            self.answer.servers = [_checked_server(server) for server in head.servers]
+            return True
+        if line.startswith(b'{"connections":'):
+            _END.decode(line)
+            return False
+        self.answer.connections.append(_checked(_CONNECTION.decode(line)))
+        return True
+
+
+def _owner_of(name: bytes, inode: int) -> tuple[int, int]:
+    """The process whose number is in a name, and its user, if it has that socket among its descriptors.
+
+    :raises OSError: it does not have it, or may not be looked at
+    """
+    pid = int(name.split(b"/")[1])
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(entry.path) == f"socket:[{inode}]":
+                    return pid, os.stat(f"/proc/{pid}").st_uid
+    raise ProcessLookupError
+
+
+def _hear(asked: dict[int, _Asked]) -> None:
+    """Hear all, as long as one says something in time."""
+    poller = select.poll()
+    for fd, one in list(asked.items()):
+        if one.answer.failed:
+            del asked[fd]
+        else:
+            poller.register(fd, select.POLLIN)
+    until = time.monotonic() + ANSWER_S
+    last = until + 10 * ANSWER_S  # who says a little again and again holds nobody up for ever
+    while asked and (left := min(until, last) - time.monotonic()) > 0:
+        for fd, _ in poller.poll(left * 1000):
+            until = time.monotonic() + ANSWER_S
+            if not asked[fd].hear():
+                poller.unregister(fd)
+                del asked[fd]
+    for one in asked.values():
+        one.answer.failed = "late"
+        one.answer.connections.clear()
+
+
+# -- what is believed ------------------------------------------------------------------------------------
+
+_HEAD = msgspec.json.Decoder(_Head)
+_END = msgspec.json.Decoder(_End)
+_CONNECTION = msgspec.json.Decoder(ConnectionInfo)
+
+
+def _checked(info: ConnectionInfo) -> ConnectionInfo:
+    """:raises ValueError: it makes no sense"""
+    if info.fabric not in _FABRICS or info.state not in _STATES or info.role not in ("client", "server", ""):
+        raise ValueError("it says of a connection what makes no sense")
+    info.local, info.peer = _checked_place(info.local), _checked_place(info.peer)
+    info.stats = defaultdict(int, {printable(name, 40): _number(n) for name, n in info.stats.items()})
+    _number(info.qp)
+    info.reason, info.error = printable(info.reason, _TEXT_MOST), printable(info.error, _TEXT_MOST)
+    info.device, info.path = printable(info.device, 64), printable(info.path, 16)
+    return info
+
+
+def _checked_server(server: ServerInfo) -> ServerInfo:
+    """:raises ValueError: it makes no sense"""
+    if server.fabric not in _SERVERS:
+        raise ValueError("it says of a server what makes no sense")
+    server.places = [place for place in map(_checked_place, server.places) if place is not None]
+    for number in (server.connections, server.half_open, server.waiting, server.backlog):
+        _number(number)
+    return server
+
+
+def _checked_engine(engine: dict[str, Any]) -> dict[str, Any]:
+    """:raises ValueError: it makes no sense"""
+    numbers = {printable(name, 40): _number(n) for name, n in engine.items() if name != "device"}
+    return {"device": printable(str(engine.get("device", "?")), 64), **numbers}
+
+
+def _checked_place(place: tuple[str, int] | None) -> tuple[str, int] | None:
+    """:raises ValueError: it is no address"""
+    if place is None:
+        return None
+    host, port = place
+    address, _, zone = host.partition("%")
+    ipaddress.ip_address(address)
+    return printable(f"{address}%{zone}" if zone else address, 64), _number(port)
+
+
+def _number(value: Any) -> int:
+    """:raises ValueError: it is none that a counter can have"""
+    if not isinstance(value, int) or not 0 <= value <= _NUMBER_MOST:
+        raise ValueError("it says a number that no counter can have")
+    return int(value)
+
+
+def printable(text: str, most: int) -> str:
+    """A text of a stranger's, on one line, without anything that a terminal would act on."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return "".join(character if character.isprintable() else "\ufffd" for character in cut)

@@ -1,0 +1,274 @@
+"""list the connections and servers of all processes that use rdmanet, and who waits for whom
+
+Processes are found by the names of their sockets (base/onlookers.py), and asked there. Nobody is believed more than the
+kernel says: the process and its user are those that SO_PEERCRED names, another user's sockets are passed over (root
+sees all), and what a process says of itself is checked as anything from a stranger: sizes, types and ranges, and no
+character is printed that is not printable. Who waits for whom is computed here, from the numbers.
+
+A process that does not answer in time is listed with what the kernel says of it: stopped, busy, or asleep in a call
+that blocks. With --watch its last answer is shown, too, and how old that is.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text
+from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
+from rdmanet.cli.text import table
+
+_TITLES = ["fabric", "state", "local", "peer", "sent", "received", "credits", "device", "qp"]
+_STATES = {
+    "T": "stopped: it was sent SIGSTOP",
+    "t": "stopped by a debugger",
+    "R": "busy: its loop has not turned in time",
+    "D": "waiting for a disk, or the like",
+    "S": "asleep, but its loop does not turn: it waits in a call that blocks",
+    "Z": "it has ended",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, with all counters; a line for each picture"
+    )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=1.0,
+        metavar="SECONDS",
+        help="again every second, or every so many, with rates",
+    )
+    parser.add_argument("--count", type=int, metavar="N", help="end after so many pictures")
+    parser.add_argument("--pid", type=int, help="this process only")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.05 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.05 and 86400 seconds")
+    return seconds
+
+
+@dataclass
+class Process:
+    """A process that uses rdmanet.
+
+    :ivar user: the number of its user
+    :ivar program: its command, as /proc shows it
+    :ivar silent: why it does not answer; "" if it does
+    :ivar answers: of its loops: the last ones, if it is silent
+    :ivar age_s: how old these are
+    """
+
+    pid: int
+    user: int
+    program: str
+    silent: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    age_s: float = 0.0
+
+
+class Picture:
+    """What was seen the last time: for rates, and of processes that fall silent."""
+
+    def __init__(self) -> None:
+        self.taken_at = 0.0
+        self.seconds = 0.0
+        """Between the last two."""
+        self._bytes: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._before: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._said: dict[int, tuple[float, list[Answer]]] = {}
+
+    def take(self, pid: int | None) -> list[Process]:
+        """Ask all processes."""
+        now = time.monotonic()
+        self.seconds, self.taken_at = now - self.taken_at, now
+        processes: dict[int, Process] = {}
+        for answer in ask_all(pid):
+            process = processes.setdefault(answer.pid, Process(answer.pid, answer.user, _program(answer.pid)))
+            if answer.failed:
+                process.silent = process.silent or _why_silent(answer)
+            else:
+                process.answers.append(answer)
+        for process in processes.values():
+            if process.answers:
+                self._said[process.pid] = now, process.answers
+            elif process.pid in self._said:
+                since, process.answers = self._said[process.pid]
+                process.age_s = now - since
+        self._said = {pid: said for pid, said in self._said.items() if pid in processes}
+        self._before, self._bytes = self._bytes, {}
+        for process in processes.values():
+            for answer in process.answers:
+                for info in answer.connections:
+                    self._bytes[_key(process, answer, info)] = _moved(info)
+        return sorted(processes.values(), key=lambda process: process.pid)
+
+    def rates(self, process: Process, answer: Answer, info: ConnectionInfo) -> tuple[float, float] | None:
+        """Bytes a second, sent and received; None the first time."""
+        key = _key(process, answer, info)
+        if key not in self._before or not self.seconds or process.age_s:
+            return None
+        before, now = self._before[key], self._bytes[key]
+        return max(0, now[0] - before[0]) / self.seconds, max(0, now[1] - before[1]) / self.seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    picture, left = Picture(), args.count if args.count is not None else (None if args.watch else 1)
+    while left is None or left > 0:
+        processes = picture.take(args.pid)
+        if args.json:
+            print(
+                json.dumps(
+                    _as_json(picture, processes), separators=(",", ":") if args.watch else (", ", ": ")
+                )
+            )
+        else:
+            if args.watch and sys.stdout.isatty():
+                print("\x1b[H\x1b[2J", end="")
+            print(_as_text(picture, processes))
+        sys.stdout.flush()
+        left = None if left is None else left - 1
+        if left is None or left > 0:
+            time.sleep(max(0.0, picture.taken_at + (args.watch or 1.0) - time.monotonic()))
+    return 0
+
+
+# -- what is printed ---------------------------------------------------------------------------------------
+
+
+def _as_text(picture: Picture, processes: list[Process]) -> str:
+    if not processes:
+        who = "no process" if os.geteuid() == 0 else "no process of this user"
+        return f"{who} in this network namespace uses rdmanet"
+    return "\n\n".join("\n".join(_lines_of(picture, process)) for process in processes)
+
+
+def _lines_of(picture: Picture, process: Process) -> Iterator[str]:
+    yield f"process {process.pid}, user {process.user}: {process.program}"
+    if process.silent:
+        old = f"; what follows is {process.age_s:.0f} s old" if process.answers else ""
+        yield f"  does not answer: {process.silent}{old}"
+    for answer in _merged(process.answers):
+        for server in answer.servers:
+            yield "  " + server.explain().replace("\n", "\n    ")
+        for engine in answer.engines:
+            polls = "polling" if engine.get("polling") else "sleeping"
+            yield f"  loop on {engine['device']}: {polls}; {engine.get('wakeups', 0)} wake-ups"
+        yield from _connection_lines(picture, process, answer)
+
+
+def _connection_lines(picture: Picture, process: Process, answer: Answer) -> Iterator[str]:
+    if not answer.connections:
+        return
+    rows, below = [_TITLES], []
+    for info in answer.connections:
+        rates = picture.rates(process, answer, info)
+        rows.append(_row(info, rates))
+        texts = [f"waits: {words}" for words in info.waits()]
+        if info.fabric == "tcp":
+            texts.insert(0, f"why TCP: {info.reason or 'no reason is known'}")
+        below.append(texts)
+    lines = table(rows).split("\n")
+    yield from lines[:2]
+    for line, texts in zip(lines[2:], below, strict=True):
+        yield line
+        for text in texts:
+            yield f"      {text}"
+
+
+def _row(info: ConnectionInfo, rates: tuple[float, float] | None) -> list[str]:
+    stats = info.stats
+    moved = [size_text(count) for count in _moved(info)]
+    if rates is not None:
+        moved = [f"{size_text(int(rate))}/s, {total}" for rate, total in zip(rates, moved, strict=True)]
+    credits = f"{stats.get('credits', 0)}/{stats.get('peer_slots', 0)}" if info.fabric == "rdma" else ""
+    device = f"{info.device} ({info.path})" if info.device else ""
+    qp = f"{info.qp:#x}" if info.qp else ""
+    places = [place_text(info.local), place_text(info.peer)]
+    return [info.fabric, info.state, *places, *moved, credits, device, qp]
+
+
+def _as_json(picture: Picture, processes: list[Process]) -> dict[str, Any]:
+    return {"processes": [_process_as_json(picture, process) for process in processes]}
+
+
+def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
+    loops = []
+    for answer in _merged(process.answers):
+        connections = []
+        for info in answer.connections:
+            rates = picture.rates(process, answer, info)
+            shown = info.facts() | {"waits": info.waits()}
+            if rates is not None:
+                shown |= {"sent_per_s": rates[0], "received_per_s": rates[1]}
+            connections.append(shown)
+        loops.append(
+            {
+                "loop": answer.loop,
+                "engines": answer.engines,
+                "servers": [asdict(server) for server in answer.servers],
+                "connections": connections,
+            }
+        )
+    said = {"pid": process.pid, "user": process.user, "program": process.program, "silent": process.silent}
+    return said | {"age_s": round(process.age_s, 3), "loops": loops}
+
+
+def _merged(answers: list[Answer]) -> list[Answer]:
+    """One for each loop: what its loop contexts say, and its switch."""
+    loops: dict[int, Answer] = {}
+    for answer in answers:
+        one = loops.setdefault(answer.loop, Answer(answer.pid, answer.user, loop=answer.loop))
+        one.engines += answer.engines
+        one.servers += answer.servers
+        one.connections += answer.connections
+    for one in loops.values():
+        both = [place for server in one.servers if server.fabric != "rdma" for place in server.places]
+        one.servers = [server for server in one.servers if not _is_part(server, both)]
+    return list(loops.values())
+
+
+def _is_part(server: ServerInfo, places: list[tuple[str, int]]) -> bool:
+    """Whether this is the half by RDMA of a server that is listed as a whole."""
+    return server.fabric == "rdma" and bool(server.places) and all(place in places for place in server.places)
+
+
+# -- what the kernel says --------------------------------------------------------------------------------
+
+
+def _why_silent(answer: Answer) -> str:
+    if answer.failed != "late":
+        return answer.failed
+    with contextlib.suppress(OSError, IndexError):
+        with open(f"/proc/{answer.pid}/stat", "rb") as file:
+            state = file.read(4096).rpartition(b")")[2].split()[0].decode("ascii", "replace")
+        return f"{_STATES.get(state, 'its loop has not turned in time')} (waited {ANSWER_S} s)"
+    return "it has ended"
+
+
+def _program(pid: int) -> str:
+    """The command of a process, or its name; nothing in it can be anything but printed."""
+    from rdmanet.cli.asking import printable
+
+    for name in ("cmdline", "comm"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+            if words := file.read(512).replace(b"\0", b" ").strip():
+                return printable(words.decode(errors="replace"), 80)
+    return "?"
+
+
+def _key(process: Process, answer: Answer, info: ConnectionInfo) -> tuple[Any, ...]:
+    return process.pid, answer.loop, info.local, info.peer, info.qp
+
+
+def _moved(info: ConnectionInfo) -> tuple[int, int]:
+    return info.stats.get("bytes_sent", 0), info.stats.get("bytes_received", 0)

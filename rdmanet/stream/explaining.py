@@ -1,0 +1,128 @@
+"""What is known of an RDMA connection or server now: `ConnectionInfo` and `ServerInfo` (base/accounts.py).
+
+It is made when somebody asks, of what the connection's parts have anyway. It may be asked at any moment of the
+connection's life, also before it is established and when it is over, and from another thread than the loop's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sized
+from typing import Any, Protocol
+
+from rdmanet._core import Connection
+from rdmanet.base.accounts import ConnectionInfo, Place, ServerInfo
+from rdmanet.stream.admission import Admission, waiting_for
+from rdmanet.stream.protocol import Machine
+from rdmanet.stream.transport_socket import RdmaSocket
+
+
+class Life(Protocol):
+    """The life of an accepted connection."""
+
+    def info(self) -> ConnectionInfo: ...
+
+
+class Accepted(Protocol):
+    """This side of an accepted connection: a transport."""
+
+    @property
+    def _life(self) -> Life: ...
+
+    def _end_now(self, error: Exception | None = None) -> None: ...
+
+    def _close_above(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class ExplainedServer:
+    """What a server says of itself. The fields are those of RdmaServer, which derives from this."""
+
+    _transports: weakref.WeakSet[Accepted]
+    _sockets: list[RdmaSocket]
+    _active: int
+    _half_open: Sized
+    _admission: Admission | None
+    _admission_by_name: Admission | None
+    _backlog: int
+
+    @property
+    def _is_foreign(self) -> bool:
+        raise NotImplementedError
+
+    def is_serving(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def connections(self) -> list[ConnectionInfo]:
+        """The connections that it has accepted and that live, as they are now; see ``rdmanet.connections()``."""
+        return [] if self._is_foreign else [transport._life.info() for transport in list(self._transports)]
+
+    def info(self) -> ServerInfo:
+        """The server as it is now."""
+        lines = [line for line in (self._admission, self._admission_by_name) if line is not None]
+        return ServerInfo(
+            places=[(sock.getsockname()[0], sock.getsockname()[1]) for sock in self._sockets],
+            fabric="rdma",
+            serving=self.is_serving(),
+            connections=self._active,
+            half_open=len(self._half_open),
+            waiting=sum(line.waiting for line in lines),
+            backlog=waiting_for(self._backlog),
+        )
+
+    def explain(self) -> str:
+        """What the server does, and who waits for whom on its connections: text, some lines for each connection."""
+        return "\n\n".join([self.info().explain(), *(info.explain() for info in self.connections)])
+
+
+def info_of(
+    facts: dict[str, Any],
+    machine: Machine,
+    connection: Connection,
+    role: str,
+    send_slots: int,
+    transport: Any,
+) -> ConnectionInfo:
+    """The connection as it is now.
+
+    :param facts: what get_extra_info() knows by name; empty until the connection is established
+    :param role: "client" or "server"
+    :param send_slots: how many frames may be in flight
+    :param transport: its transport; None if that is let go
+    """
+    error = machine.error
+    info = ConnectionInfo(
+        fabric="rdma",
+        reason=facts.get("fabric_reason", ""),
+        role=role,
+        local=_place(facts.get("sockname")),
+        peer=_place(facts.get("peername")),
+        state=machine.state.name.lower(),
+        reading=connection.reading,
+        paused=connection.protocol_paused,
+        device=facts.get("rdma_device", ""),
+        path=_path(facts, connection),
+        qp=facts.get("rdma_qp", 0),
+        error="" if error is None else f"{type(error).__name__}: {error}",
+    )
+    if facts:
+        info.stats = connection.stats()
+        info.stats["bytes_unsent"] = connection.get_write_buffer_size()
+        info.stats["bytes_unread"] = int(connection.unread)
+        info.stats["send_slots"] = send_slots
+    info.transport = transport  # type: ignore[misc]
+    return info
+
+
+def _place(address: Any) -> Place | None:
+    return None if address is None else (address[0], address[1])
+
+
+def _path(facts: dict[str, Any], connection: Connection) -> str:
+    if not facts:
+        return ""
+    if facts["rdma_library"] != "embedded":
+        return "adapter"
+    return "tcp" if connection.qp is not None and connection.probed else "memory"

@@ -1,0 +1,124 @@
+"""`rdmanet ss`: another process is seen, who waits for whom there, and that it does not answer."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Process
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
+COMMAND = (sys.executable, "-m", "rdmanet", "ss")
+
+
+@pytest.fixture
+def watched(loop):
+    with Process(
+        sys.executable, HERE / "watched_peer.py", loop, env=ENVIRONMENT, keep_errors=True
+    ) as process:
+        process.ports = process.hear()
+        yield process
+
+
+def ss(*arguments):
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], env=ENVIRONMENT, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def seen(process):
+    """What is said of this process."""
+    [found] = json.loads(ss("--json", "--pid", process.pid))["processes"]
+    return found
+
+
+def connections(found):
+    return [info for loop in found["loops"] for info in loop["connections"]]
+
+
+def test_a_process_and_its_connections(watched):
+    found = seen(watched)
+    assert (found["pid"], found["user"], found["silent"]) == (watched.pid, os.geteuid(), "")
+    assert "watched_peer.py" in found["program"]
+    [loop] = found["loops"]
+    by_rdma = {info["role"]: info for info in loop["connections"] if info["fabric"] == "rdma"}
+    assert by_rdma["client"]["peer"] == by_rdma["server"]["local"] == ["127.0.0.1", watched.ports["port"]]
+    assert by_rdma["client"]["reason"] == "the server on this host offers RDMA"
+    assert by_rdma["server"]["stats"]["bytes_received"] == 5
+    assert all(info["device"] and info["qp"] and info["path"] == "memory" for info in by_rdma.values())
+    [by_tcp] = [info for info in loop["connections"] if info["fabric"] == "tcp" and info["role"] == "client"]
+    assert by_tcp["peer"] == ["127.0.0.1", watched.ports["plain"]]
+    assert by_tcp["reason"].startswith("no program on this host offers RDMA there")
+    [server] = [server for server in loop["servers"] if server["fabric"] == "rdma and tcp"]
+    assert server["places"] == [["127.0.0.1", watched.ports["port"]]] and server["connections"] == 1
+    assert loop["engines"][0]["wakeups"] >= 0
+
+
+def test_it_names_who_waits_for_whom(watched):
+    watched.tell(do="do not read")
+    watched.hear()
+    said = {info["role"]: info["waits"] for info in connections(seen(watched)) if info["fabric"] == "rdma"}
+    assert re.search("wait for the peer: credits 0 of .*: the peer does not read", said["client"][0])
+    assert "reading is paused: they wait for resume_reading()" in said["server"][0]
+    text = ss("--pid", watched.pid)
+    assert f"process {watched.pid}, user {os.geteuid()}: " in text and "why TCP: no program on this" in text
+    assert f"serving: 127.0.0.1:{watched.ports['port']} by RDMA AND TCP" in text
+    assert "      waits: " in text and "the peer does not read" in text
+
+
+def test_a_stopped_process_is_listed_and_answers_later(watched):
+    watched.stop()
+    found = seen(watched)
+    assert found["silent"].startswith("stopped: it was sent SIGSTOP") and not connections(found)
+    assert "  does not answer: stopped" in ss("--pid", watched.pid)
+    watched.send_signal(signal.SIGCONT)
+    watched.tell(do="nothing")
+    watched.hear()
+    assert not seen(watched)["silent"]
+
+
+def test_a_process_that_is_stopped_and_asked_often_is_still_listed(watched):
+    """Nobody accepts, so the queue of its socket is full at last."""
+    watched.stop()
+    lines = ss("--json", "--watch", "0.05", "--count", "14", "--pid", watched.pid).splitlines()
+    assert [json.loads(line)["processes"][0]["silent"][:7] for line in lines] == ["stopped"] * 14
+    watched.send_signal(signal.SIGCONT)
+
+
+def test_a_process_whose_loop_is_blocked(watched):
+    watched.tell(do="block")
+    watched.hear()
+    assert "its loop does not turn: it waits in a call that blocks" in seen(watched)["silent"]
+    watched.tell(do="go on")
+    watched.hear()
+
+
+def test_watching_shows_rates_and_the_last_answer_of_who_falls_silent(watched):
+    with Process(*COMMAND, "--json", "--watch", "0.05", "--pid", watched.pid, env=ENVIRONMENT) as command:
+        first, second = (command.hear()["processes"][0] for _ in range(2))
+        assert "sent_per_s" not in connections(first)[0] and "sent_per_s" in connections(second)[0]
+        watched.stop()
+        while not (found := command.hear()["processes"][0])["silent"]:
+            pass
+        assert found["age_s"] > 0 and len(connections(found)) == len(connections(first))
+        watched.send_signal(signal.SIGCONT)
+        watched.send_signal(signal.SIGKILL)
+        while command.hear()["processes"]:
+            pass
+
+
+def test_nobody_is_there():
+    assert ss("--pid", 2**31 - 1).endswith("in this network namespace uses rdmanet\n")
+
+
+def test_wrong_arguments():
+    done = subprocess.run([*COMMAND, "--watch", "0"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 2 and "not between 0.05 and 86400 seconds" in done.stderr

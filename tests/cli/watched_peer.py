@@ -1,0 +1,45 @@
+"""A process for `rdmanet ss` to look at: it has a server and connections, and does what its test says, line by line."""
+
+import asyncio
+import sys
+
+import rdmanet
+from tests.support.lines import hear, tell
+from tests.support.waiting import until_seen
+
+MUCH = 16 << 20
+ends: list["End"] = []
+
+
+class End(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+        ends.append(self)
+
+
+async def main() -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(End, "127.0.0.1", 0)
+    plain = await loop._rdmanet.base.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    port, plain_port = (each.sockets[0].getsockname()[1] for each in (server, plain))
+    transport, _ = await loop.create_connection(End, "127.0.0.1", port)
+    by_tcp, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", plain_port)
+    transport.write(b"hello")
+    await until_seen(lambda: len(ends) == 2)
+    tell(port=port, plain=plain_port)
+    while said := await loop.run_in_executor(None, hear):
+        if said["do"] == "do not read":
+            ends[1].transport.pause_reading()
+            transport.write(bytes(MUCH))
+            await until_seen(lambda: not transport.get_extra_info("rdma_stats")["credits"])
+        elif said["do"] == "block":
+            tell(done=True)
+            hear()
+        tell(done=True)
+    for each in (transport, by_tcp, ends[1].transport):
+        each.abort()
+    server.close()
+    plain.close()
+
+
+rdmanet.run(main(), loop_factory={"asyncio": asyncio.SelectorEventLoop, "uvloop": None}[sys.argv[1]])

@@ -1,0 +1,159 @@
+"""What `rdmanet ss` may see, and what it believes: other users see nothing, and no lie is printed as a fact."""
+
+import contextlib
+import os
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from rdmanet.base import onlookers
+from rdmanet.cli import asking, ss
+from tests.security.conftest import ATTACKER, VICTIM, unfit
+
+ESCAPE = "\x1b[2J\x1b]0;pwned\x07\u202e"
+HEAD = b'{"version":1,"loop":1,"library":"","engines":[],"servers":[]}\n'
+CONNECTION = (
+    b'{"fabric":"tcp","reason":"%s","role":"client","local":["127.0.0.1",1],"peer":["127.0.0.1",2],'
+    b'"state":"open","reading":true,"paused":false,"device":"","path":"","qp":0,"error":"","stats":{}}\n'
+)
+
+
+@pytest.mark.parametrize("way", ["by the command", "by its own program"])
+def test_another_user_sees_nothing(stage, guarded, way):
+    if os.geteuid() != 0:
+        unfit("only root can be two users")
+    owner = stage.start("watched", *(() if guarded else ("open",)), user=VICTIM, ACTOR_DUMPABLE="1")
+    name = owner.hear()["name"]
+    looker = stage.start("looker", name, way, user=ATTACKER, ACTOR_DUMPABLE="1")
+    said = looker.hear()
+    if guarded:
+        assert said["heard"] == 0 and said["tried"] > 0
+    else:
+        assert said["heard"] > 0
+
+
+def test_the_same_user_sees_it(stage):
+    if os.geteuid() != 0:
+        unfit("only root can be two users")
+    owner = stage.start("watched", user=VICTIM, ACTOR_DUMPABLE="1")
+    name = owner.hear()["name"]
+    said = stage.start("looker", name, "by its own program", user=VICTIM, ACTOR_DUMPABLE="1").hear()
+    assert said["heard"] > 0
+
+
+class Liar:
+    """A process of this user behind such a name, which says whatever it likes: a thread of this one."""
+
+    def __init__(self, says: bytes, claims: int, again: bool = False) -> None:
+        self._says, self._again = says, again
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"\0{onlookers.NAME}{claims}/{os.urandom(8).hex()}")
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._speak)
+        self._thread.start()
+
+    def _speak(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                with caller, contextlib.suppress(OSError):
+                    caller.sendall(self._says)
+                    while self._again:
+                        caller.sendall(self._says)
+
+    def __enter__(self) -> "Liar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+def text_of_all() -> str:
+    picture = ss.Picture()
+    return ss._as_text(picture, [process for process in picture.take(None) if process.pid == os.getpid()])
+
+
+def test_no_escape_is_printed(guarded, monkeypatch):
+    if not guarded:
+        monkeypatch.setattr(asking, "printable", lambda text, most: text)
+    lies = CONNECTION % ESCAPE.encode().replace(b"\x1b", b"\\u001b").replace(b"\x07", b"\\u0007")
+    with Liar(HEAD + lies + b'{"connections":1}\n', os.getpid()):
+        said = text_of_all()
+    assert "why TCP: " in said
+    assert (ESCAPE in said) is not guarded
+    assert any(not character.isprintable() and character != "\n" for character in said) is not guarded
+
+
+def test_a_process_cannot_speak_for_another(guarded, monkeypatch):
+    """The name says that it is of process 1; the kernel says whose it is."""
+    if not guarded:
+
+        def believed(asked: Any) -> tuple[int, int]:
+            return 1, 0
+
+        monkeypatch.setattr(asking._Asked, "_credentials", believed)
+    with Liar(HEAD + CONNECTION % b"" + b'{"connections":1}\n', 1):
+        answers = [answer for answer in asking.ask_all() if answer.connections]
+    assert {answer.pid for answer in answers} == ({os.getpid()} if guarded else {1})
+
+
+def test_a_full_queue_speaks_for_nobody_else():
+    """Nobody can be asked there, so the kernel names no process, and the number in the name is believed of no other."""
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        name = f"\0{onlookers.NAME}1/{os.urandom(8).hex()}"
+        listener.bind(name)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(8):
+                caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(name)
+        assert not [answer for answer in asking.ask_all() if answer.pid == 1]
+
+
+LIES = {
+    "no JSON": (b"hello\n", "malformed"),
+    "another version": (b'{"version":77}\n', "version 77"),
+    "a wrong type": (HEAD + (CONNECTION % b"").replace(b'"qp":0', b'"qp":"x"'), "Expected `int`"),
+    "a negative number": (
+        HEAD + (CONNECTION % b"").replace(b'"qp":0', b'"qp":-1'),
+        "a number that no counter",
+    ),
+    "no address": (
+        HEAD + (CONNECTION % b"").replace(b"127.0.0.1", b"evil", 1),
+        "does not appear to be an IPv4",
+    ),
+    "a state that is none": (HEAD + (CONNECTION % b"").replace(b"open", b"pwnd"), "makes no sense"),
+    "deep nesting": (b"[" * 50000 + b"\n", ""),
+    "a line without end": (b"x" * (asking.LINE_BYTES_MOST + 1), "a line of its answer has more"),
+    "it breaks off": (HEAD, "it broke off"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lies_are_no_answer(lie):
+    says, why = LIES[lie]
+    with Liar(says, os.getpid()):
+        [answer] = [answer for answer in asking.ask_all() if answer.pid == os.getpid()]
+    assert why in answer.failed and answer.failed and not answer.connections
+
+
+def test_an_answer_without_end_is_bounded(monkeypatch):
+    monkeypatch.setattr(asking, "ANSWER_BYTES_MOST", 1 << 20)
+    with Liar(HEAD + CONNECTION % b"", os.getpid(), again=True):
+        [answer] = [answer for answer in asking.ask_all() if answer.pid == os.getpid()]
+    assert answer.failed and not answer.connections
+
+
+def test_who_says_nothing_is_late(monkeypatch):
+    monkeypatch.setattr(asking, "ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{onlookers.NAME}{os.getpid()}/{os.urandom(8).hex()}")
+        listener.listen()
+        [answer] = [answer for answer in asking.ask_all() if answer.pid == os.getpid()]
+    assert answer.failed == "late"

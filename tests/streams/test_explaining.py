@@ -1,0 +1,136 @@
+"""explain() and rdmanet.connections(): troubles are staged, and the cause is named."""
+
+import re
+import threading
+from typing import Any
+
+import pytest
+from harness import Net, Recorder
+
+import rdmanet
+from rdmanet._core import Library
+from tests.support.waiting import until_seen
+
+MUCH = 8 << 20
+"""More than a connection takes in that its program does not read."""
+
+
+def stats(end: Any) -> dict[str, int]:
+    found: dict[str, int] = end.transport.get_extra_info("rdma_stats")
+    return found
+
+
+def explained(end: Any) -> str:
+    said: str = end.transport.explain()
+    return said
+
+
+async def test_nobody_waits(net: Net):
+    client, server = await net.pair()
+    client.transport.write(b"one")
+    await server.until_received(3)
+    await until_seen(lambda: not stats(client)["sends_in_flight"])
+    said = explained(client).splitlines()
+    assert re.fullmatch(r"\S+:\d+ to \S+:\d+ \(client\): open", said[0])
+    assert said[1].startswith("fabric: RDMA, device ") and said[1].endswith(": the program asked for RDMA")
+    assert said[2].startswith("waits: nobody; ")
+    assert "(server): open" in explained(server)
+
+
+async def test_the_peer_does_not_read(net: Net):
+    """A slow reader: its side says that reading is paused, and the other that credits are lacking."""
+    client, server = await net.pair()
+    server.transport.pause_reading()
+    client.transport.write(bytes(MUCH))
+    await client.until(lambda: client.writing_paused)
+    await until_seen(lambda: not stats(client)["credits"])
+    said = explained(client)
+    assert re.search(
+        r"waits: \S+ MiB that were written wait for the peer: credits 0 of \d+: the peer does not read", said
+    )
+    assert "waits: this program's writers are paused (pause_writing), and drain() waits" in said
+    await until_seen(lambda: "bytes have come" in explained(server))
+    assert re.search(
+        r"waits: bytes have come, in \d+ receive slots, and reading is paused: they wait", explained(server)
+    )
+    server.transport.resume_reading()
+    await server.until_received(MUCH)
+    await until_seen(lambda: "waits: nobody" in explained(client))
+
+
+async def test_a_task_does_not_read(net: Net):
+    _, writer, reader, _ = await net.stream_pair()
+    writer.write(b"one line\n")
+    await until_seen(lambda: "have come" in net.writers[1].transport.explain())
+    said = net.writers[1].transport.explain()
+    assert "waits: bytes have come, in 1 receive slots, and this program has not read them: its task" in said
+    await reader.readline()
+    assert "waits: nobody" in net.writers[1].transport.explain()
+
+
+@pytest.mark.embedded_only("faults")
+async def test_the_send_queue_is_full(net: Net):
+    """Four frames are with the device, which is slow; there are credits for more."""
+    client, server = await net.pair(data_slots=4)
+    device = Library.embedded()
+    device.set_faults("delay=200ms")
+    try:
+        client.transport.write(bytes(MUCH))
+        await until_seen(lambda: stats(client)["sends_in_flight"] == 4 and stats(client)["credits"])
+        said = explained(client)
+    finally:
+        device.set_faults("")
+    assert "4 of 4 send slots are in flight: the send queue is full" in said
+    client.transport.abort()
+    await server.until(lambda: server.lost)
+
+
+async def test_the_peer_is_lost(net: Net):
+    client, server = await net.pair()
+    client.transport.abort()
+    await server.until_lost()
+    said = explained(server)
+    assert "waits: the connection is over: ConnectionResetError: " in said and "aborted" in said
+    assert "waits: the connection is over: it has ended in good order" in explained(client)
+
+
+async def test_all_connections_of_the_process(net: Net):
+    client, server = await net.pair()
+    found = {info.role: info for info in rdmanet.connections()}
+    assert len(rdmanet.connections()) == 2
+    assert found["client"].transport is client.transport and found["server"].transport is server.transport
+    assert found["client"].local == found["server"].peer
+    assert (found["client"].fabric, found["client"].state) == ("rdma", "open")
+    assert found["client"].qp == client.transport.get_extra_info("rdma_qp")
+    assert found["client"].stats.keys() >= stats(client).keys()
+    seen: list[Any] = []
+    other = threading.Thread(target=lambda: seen.extend(rdmanet.connections()))
+    other.start()
+    await until_seen(lambda: not other.is_alive())
+    other.join()
+    assert len(seen) == 2
+    client.transport.close()
+    await server.until_lost()
+    await until_seen(lambda: not rdmanet.connections())
+
+
+async def test_a_server_and_its_connections(net: Net):
+    server, port = await net.serve()
+    clients = [await net.connect(port) for _ in range(2)]
+    accepted = await net.accepted_beside(clients)
+    assert {info.transport for info in server.connections} == {each.transport for each in accepted}
+    said = server.explain()
+    assert f":{port} by RDMA" in said and "connections: 2, of which 0 are not established yet" in said
+    assert said.count("(server): open") == 2
+    server.close()
+    assert server.explain().startswith("closed: connections that live on: 2")
+
+
+async def test_a_connection_that_is_being_made(net: Net):
+    class Looks(Recorder):
+        def connection_made(self, transport: Any) -> None:
+            self.said = transport.explain()
+            super().connection_made(transport)
+
+    client, _ = await net.pair(Looks)
+    assert "(client): open" in client.said

@@ -1,0 +1,140 @@
+"""What a loop answers to who looks at its process: in slices, to a few at a time, and not for ever."""
+
+import asyncio
+import json
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from harness import Net
+
+from rdmanet.base import onlookers, watching
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from tests.support.waiting import begin, loop_turns, readable, until_seen
+
+
+class Many:
+    """A source with so many connections that its answer fills any socket."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.asked = 0
+
+    def headline(self) -> dict[str, Any]:
+        return {"loop": 1, "library": "", "engines": []}
+
+    def server_infos(self) -> Iterator[ServerInfo]:
+        return iter(())
+
+    def connection_infos(self) -> Iterator[ConnectionInfo]:
+        for port in range(self.count):
+            self.asked += 1
+            yield ConnectionInfo("tcp", "why " * 50, "client", ("127.0.0.1", port), ("127.0.0.1", 1), "open")
+
+
+def watched(source: Many) -> onlookers.Onlookers:
+    loop = asyncio.get_running_loop()
+    return onlookers.Onlookers(source, loop, loop.add_reader, loop.remove_reader)
+
+
+def look(at: onlookers.Onlookers) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(at._socket.getsockname())
+    sock.setblocking(False)
+    return sock
+
+
+async def read_all(sock: socket.socket) -> list[bytes]:
+    heard = bytearray()
+    while True:
+        await readable(sock.fileno())
+        some = sock.recv(1 << 20)
+        if not some:
+            return bytes(heard).splitlines()
+        heard += some
+
+
+async def test_the_loop_does_its_other_work_meanwhile():
+    source = Many(2000)
+    at, turns = watched(source), 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await loop_turns()
+
+    (other,) = await begin(other_work())
+    with look(at) as sock:
+        lines = await read_all(sock)
+    other.cancel()
+    at.close()
+    assert json.loads(lines[0])["version"] == onlookers.VERSION
+    assert len(lines) == 2002 and json.loads(lines[-1]) == {"connections": 2000}
+    assert json.loads(lines[1])["peer"] == ["127.0.0.1", 1] and "transport" not in json.loads(lines[1])
+    assert turns >= 20
+
+
+async def test_who_does_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr(onlookers, "PATIENCE_S", 0.05)
+    source = Many(20_000)
+    at = watched(source)
+    with look(at):
+        await until_seen(lambda: at.answers)
+        await until_seen(lambda: not at.answers)
+    assert source.asked < source.count  # no more was made than could be sent
+    at.close()
+
+
+async def test_few_are_answered_at_a_time():
+    source = Many(20_000)
+    at = watched(source)
+    looking = [look(at) for _ in range(onlookers.ONLOOKERS_MOST)]
+    await until_seen(lambda: len(at.answers) == onlookers.ONLOOKERS_MOST)
+    with look(at) as late:
+        assert await read_all(late) == []
+    for sock in looking:
+        sock.close()
+    await until_seen(lambda: not at.answers)
+    at.close()
+
+
+async def test_the_end_ends_answers():
+    source = Many(20_000)
+    at = watched(source)
+    with look(at):
+        await until_seen(lambda: at.answers)
+        at.close()
+        at.close()
+    assert not at.answers
+
+
+async def test_a_forked_child_answers_nobody(net: Net):
+    await net.serve()
+    ours = [each for each in onlookers._all if each._socket.fileno() >= 0]
+    assert ours
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # the device has a thread, which the child does not need
+        child = os.fork()
+    if child == 0:
+        os._exit(any(each._socket.fileno() >= 0 for each in ours) or bool(watching.connections()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert all(each._socket.fileno() >= 0 for each in ours)
+
+
+async def test_without_descriptors_it_is_not_watched_from_outside(monkeypatch, net: Net):
+    """The program's own needs come first."""
+
+    def none_left(fd: int) -> None:
+        raise OSError(24, os.strerror(24))
+
+    monkeypatch.setattr(onlookers, "_leave_some", none_left)
+    before = {*onlookers._all}
+    client, server = await net.pair()
+    client.transport.write(b"one")
+    await server.until_received(3)
+    assert {*onlookers._all} <= before and len(watching.connections()) == 2

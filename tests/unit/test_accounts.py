@@ -1,0 +1,112 @@
+"""Who waits for whom, in words: what follows from which numbers."""
+
+from dataclasses import replace
+
+import pytest
+
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text
+
+QUIET = {
+    "bytes_sent": 7,
+    "bytes_received": 2048,
+    "bytes_unsent": 0,
+    "bytes_unread": 0,
+    "credits": 16,
+    "peer_slots": 16,
+    "sends_in_flight": 0,
+    "send_slots": 16,
+    "slots_held": 0,
+    "slots_leased": 0,
+}
+HERE, THERE = ("127.0.0.1", 5000), ("127.0.0.1", 40000)
+OPEN = ConnectionInfo("rdma", "the program asked for RDMA", "client", HERE, THERE, "open", stats=QUIET)
+
+
+def with_stats(info: ConnectionInfo = OPEN, **stats: int) -> ConnectionInfo:
+    return replace(info, stats={**info.stats, **stats})
+
+
+def test_nobody_waits():
+    assert OPEN.waits() == []
+    assert OPEN.explain().splitlines() == [
+        "127.0.0.1:5000 to 127.0.0.1:40000 (client): open",
+        "fabric: RDMA: the program asked for RDMA",
+        "waits: nobody; 7 bytes sent, 2.0 KiB received",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stats", "words"),
+    [
+        (
+            {"bytes_unsent": 81920, "credits": 0, "sends_in_flight": 16},
+            "80.0 KiB that were written wait for the peer: credits 0 of 16: the peer does not read",
+        ),
+        (
+            {"bytes_unsent": 100, "credits": 12, "sends_in_flight": 4, "send_slots": 4},
+            "100 bytes that were written wait for the device: 4 of 4 send slots are in flight: the send queue is full",
+        ),
+        (
+            {"bytes_unsent": 100},
+            "100 bytes that were written wait for the device to read them, or for the next pass",
+        ),
+        (
+            {"bytes_unread": 1, "slots_held": 3},
+            "bytes have come, in 3 receive slots, and this program has not read",
+        ),
+        ({"slots_leased": 3}, "3 receive slots are leased by this program"),
+    ],
+)
+def test_one_waits(stats, words):
+    [said] = with_stats(**stats).waits()
+    assert words in said
+
+
+def test_the_program_has_paused():
+    assert replace(OPEN, reading=False).waits() == ["reading is paused by this program (pause_reading)"]
+    [said] = with_stats(replace(OPEN, reading=False), bytes_unread=1, slots_held=7).waits()
+    assert (
+        said == "bytes have come, in 7 receive slots, and reading is paused: they wait for resume_reading()"
+    )
+    assert "drain() waits" in replace(OPEN, paused=True).waits()[0]
+
+
+def test_beginning_and_end():
+    assert replace(OPEN, state="opening", stats={}).waits() == ["the connection is being made"]
+    lost = replace(OPEN, state="closed", error="ConnectionResetError: the peer has ended")
+    assert lost.waits() == ["the connection is over: ConnectionResetError: the peer has ended"]
+    assert replace(OPEN, state="closed").waits() == ["the connection is over: it has ended in good order"]
+    draining = with_stats(replace(lost, state="draining"), bytes_unread=5)
+    assert [word.split(",")[0] for word in draining.waits()] == [
+        "the connection is over: ConnectionResetError: the peer has ended",
+        "bytes have come",
+    ]
+    closing = with_stats(replace(OPEN, state="closing"), bytes_unsent=5, credits=0)
+    assert closing.waits()[0] == "close() waits until what was written is sent"
+
+
+def test_by_tcp():
+    tcp = ConnectionInfo("tcp", "no program offers RDMA there", "client", HERE, THERE, "open", stats={})
+    assert "fabric: TCP: no program offers RDMA there" in tcp.explain()
+    [said] = with_stats(tcp, bytes_unsent=2048, bytes_in_kernel=4096).waits()
+    assert "2.0 KiB that were written wait for the peer: the kernel has 4.0 KiB more" in said
+    [said] = with_stats(tcp, bytes_unread=9).waits()
+    assert said.startswith("9 bytes have come, and this program has not read them")
+
+
+def test_servers():
+    server = ServerInfo([HERE, ("::1", 80)], "rdma and tcp", True, 3)
+    assert server.explain().splitlines() == [
+        "serving: 127.0.0.1:5000, [::1]:80 by RDMA AND TCP",
+        "connections: 3, of which 0 are not established yet",
+    ]
+    assert "waits: 7 requests (at most 100)" in replace(server, waiting=7, half_open=2, backlog=100).explain()
+    assert replace(server, places=[]).explain() == "closed: connections that live on: 3"
+    assert replace(server, serving=False).explain().startswith("idle: start_serving()")
+
+
+def test_numbers_with_units():
+    assert [size_text(n) for n in (0, 1023, 1024, 3 << 20, 5 << 30)] == [
+        "0 bytes", "1023 bytes", "1.0 KiB", "3.0 MiB", "5.0 GiB",
+    ]  # fmt: skip
+    assert (place_text(None), place_text(("fe80::1%eth0", 1))) == ("?", "[fe80::1%eth0]:1")
