@@ -375,9 +375,10 @@ cdef class Connection:
         cdef verbs.ibv_send_wr wr = request.c
         return post_beside(self, operation, &wr)
 
-    def post_bind(self, object operation, MW mw not None, MR mr not None, uint32_t rkey, int access):
-        """The same for BIND_MW: a window of type 2 to all of a region, with this key."""
-        return post_bind_part(self, operation, mw, mr, rkey, mr.iova, mr.length, access)
+    def post_bind(self, object operation, MW mw not None, MR mr not None, uint32_t rkey, int access, uint64_t address,
+                  uint64_t length):
+        """The same for BIND_MW: a window of type 2 to a part of a region, with this key."""
+        return post_bind_part(self, operation, mw, mr, rkey, address, length, access)
 
     def post_invalidate(self, object operation, uint32_t rkey):
         """The same for LOCAL_INV: such a key is good no more."""

@@ -46,6 +46,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine
 from rdmanet.errors import ProtocolError, completion_error, shown
+from rdmanet.wire.remote import RemoteMemory
 
 STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get to the invalidation
 
@@ -169,6 +170,7 @@ class Binding:
     :ivar over: done when nobody has a key any more
     :ivar number: the number of the offer, once it has one
     :ivar mr: the region
+    :ivar part: that part of it which the key is to
     :ivar rights: what the peer may do with it
     """
 
@@ -179,9 +181,11 @@ class Binding:
         rights: AccessFlags,
         loop: asyncio.AbstractEventLoop,
         closes_region: bool = False,
+        part: RemoteMemory | None = None,
     ) -> None:
         """
         :param closes_region: the region is this binding's own, and is closed when it is over
+        :param part: of the region, to which alone there is a key
         """
         self.state = State.BINDING
         self.number: int | None = None
@@ -190,6 +194,7 @@ class Binding:
         self._owner = owner
         self._loop = loop
         self.mr = mr
+        self.part = mr.to_remote() if part is None else part
         self.rights = rights
         self._closes_region = closes_region
         self._key: _Window | _Registration | None = None
@@ -201,12 +206,12 @@ class Binding:
         made = self.granted.done() and not self.granted.cancelled() and self.granted.exception() is None
         is_revoked = self.state not in (State.BINDING, State.GRANTED)
         key = self.granted.result() if made else None
-        return HeldOffer(self._owner.peer, key, self.mr.length, self.rights, is_revoked)
+        return HeldOffer(self._owner.peer, key, self.part.length, self.rights, is_revoked)
 
     def begin(self, patience_s: float) -> None:
         """Start making the key, which may take ``patience_s`` seconds. If it fails, it raises OSError and is over."""
         try:
-            self._key = _key_for(self._owner, self.mr, self.rights)
+            self._key = _key_for(self._owner, self.mr, self.part, self.rights)
             self._key.bind(self._bound)
         except BaseException:
             self.lost()
@@ -317,29 +322,27 @@ def has_windows(engine: StreamEngine) -> bool:
     return engine.has_windows()
 
 
-def _key_for(owner: BindingOwner, mr: MR, rights: AccessFlags) -> _Window | _Registration:
+def _key_for(owner: BindingOwner, mr: MR, part: RemoteMemory, rights: AccessFlags) -> _Window | _Registration:
     if has_windows(owner.engine):
         try:
-            return _Window(owner, mr, rights)
+            return _Window(owner, mr, part, rights)
         except OSError as exc:
             if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise  # otherwise the device has windows, but its library does not
-    return _Registration(owner, mr, rights)
+    return _Registration(owner, mr, part, rights)
 
 
 class _Window:
-    def __init__(self, owner: BindingOwner, mr: MR, rights: AccessFlags) -> None:
-        self._owner, self._mr, self._rights = owner, mr, rights
+    def __init__(self, owner: BindingOwner, mr: MR, part: RemoteMemory, rights: AccessFlags) -> None:
+        self._owner, self._mr, self._part, self._rights = owner, mr, part, rights
         self._mw = MW(owner.engine.pd, MWType.TYPE_2)
         # The lowest byte is ours to choose. It must differ from the present one, which some devices refuse.
         before = self._mw.rkey
         self.rkey = before & ~0xFF | (before + 1 + secrets.randbelow(255)) & 0xFF
 
     def bind(self, done: Callable[[], None]) -> None:
-        mw, mr, key, rights = self._mw, self._mr, self.rkey, self._rights
-        self._owner.submit(
-            Request("BIND_MW", lambda connection, it: connection.post_bind(it, mw, mr, key, rights), done)
-        )
+        bound = (self._mw, self._mr, self.rkey, self._rights, self._part.address, self._part.length)
+        self._owner.submit(Request("BIND_MW", lambda connection, it: connection.post_bind(it, *bound), done))
 
     def invalidate(self, done: Callable[[], None]) -> None:
         key = self.rkey
@@ -352,11 +355,15 @@ class _Window:
 
 
 class _Registration:
-    def __init__(self, owner: BindingOwner, mr: MR, rights: AccessFlags) -> None:
+    def __init__(self, owner: BindingOwner, mr: MR, part: RemoteMemory, rights: AccessFlags) -> None:
         access = rights | mr.access & AccessFlags.ZERO_BASED
         if rights & _REMOTE_CHANGES:
             access |= AccessFlags.LOCAL_WRITE
-        self._mr = owner.engine.pd.reg_mr(mr, access)
+        memory: MR | memoryview = mr
+        if part.length < mr.length:
+            begin = part.address - mr.to_remote().address
+            memory = memoryview(mr)[begin : begin + part.length]
+        self._mr = owner.engine.pd.reg_mr(memory, access)
         self.rkey = self._mr.rkey
 
     def bind(self, done: Callable[[], None]) -> None:

@@ -102,8 +102,15 @@ class Regions:
             if self.take_back(binding, timeout):
                 await asyncio.shield(binding.over)  # cancelling only ends the wait
 
-    def bind(self, memory: object, rights: AccessFlags, patience_s: float) -> Binding:
-        """Begin to make a key to this memory, which may take so many seconds."""
+    def bind(
+        self,
+        memory: object,
+        rights: AccessFlags,
+        patience_s: float,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> Binding:
+        """Begin to make a key to this memory, or to a part of it, which may take so many seconds."""
         is_ours = False
         if isinstance(memory, MR):
             mr = memory
@@ -113,7 +120,8 @@ class Regions:
             mr, is_ours = region_of(memory, rights, self.engine.pd), True
         if not is_ours:
             check_offerable(mr, rights, self.engine)
-        binding = Binding(self, mr, rights, self._loop, closes_region=is_ours)
+        part = mr.to_remote(offset, length)
+        binding = Binding(self, mr, rights, self._loop, closes_region=is_ours, part=part)
         self._bindings.add(binding)
         if isinstance(memory, RegisteredMemory):
             memory.bindings.add(binding)
@@ -122,10 +130,14 @@ class Regions:
 
     async def announced(self, binding: Binding, name: str = "") -> credit.Region:
         """Wait for the key, and tell the peer of it. Whatever happens, `take_back` the binding then."""
-        key = await binding.granted
+        await binding.granted
         if binding.state is State.OVER:  # the connection has ended since
             raise self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
-        part = binding.mr.to_remote()
+        return self.announce(binding, name)
+
+    def announce(self, binding: Binding, name: str = "") -> credit.Region:
+        """Tell the peer of a key that is granted."""
+        key, part = binding.granted.result(), binding.part
         try:
             region = self._offers.offer(part.address, part.length, key, binding.rights, name)
         except ConnectionResetError as exc:

@@ -46,6 +46,9 @@ class Stage:
         return timer.seconds
 
     # the region
+    def to_remote(self):
+        return None
+
     def _offered(self, more):
         self.leased += more
 
