@@ -1928,6 +1928,49 @@ class Operation(Generic[_R]):
         """
 
 @final
+class Blocks:
+    """Many one-sided requests of one kind, awaited as one; see _pyx/blocks.pxi.
+
+    :param future: which is told of the end; may be replaced
+    :param opcode: RDMA_READ or RDMA_WRITE
+    :param at_once: the most bytes of one chain, which the device may execute while it is posted
+    :param piece: the most bytes of one request, where a block is longer than that
+    """
+
+    future: Any
+    def __new__(cls, future: Any, opcode: int, at_once: int, piece: int) -> Self: ...
+    def __len__(self) -> int:
+        """How many requests it is."""
+    @property
+    def done(self) -> bool: ...
+    @property
+    def moved(self) -> int: ...
+    def add(self, view: Buffer, lkey: int, address: int, rkey: int) -> None:
+        """One block: all of this memory, and the peer's at this address. Both live until it has ended."""
+    def add_rows(
+        self, view: Buffer, lkey: int, address: int, rkey: int, row_bytes: int, rows: int, indices: Buffer
+    ) -> None:
+        """The rows of this memory, one after the other, and those of the peer's array that `indices` name.
+
+        :param rows: the peer's array has so many
+        :param indices: numbers of 64 bits with a sign, contiguous; as many as this memory has rows
+        :raises IndexError: one of them is negative, or no row of the peer's; nothing is added then
+        """
+    def post(self, connection: Connection) -> bool:
+        """Post what may be in flight now. Returns whether nothing is left to be posted.
+
+        :raises OSError: the connection is lost
+        """
+    def close_after(self, resource: Any) -> None:
+        """Close this when it has ended, before the future is told."""
+    def stop(self, error: BaseException | None = None) -> None:
+        """Post nothing more. It ends when nothing is in flight, or now; then the future gets this error, if any."""
+    def end(self, error: BaseException | None = None) -> None:
+        """The queue pair is gone: what is in flight will not complete, and no device touches its memory."""
+    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError:
+        """The exception for the completion of one of them, which failed."""
+
+@final
 class OperationQueue:
     """The send queue, or the receive queue, of a queue pair whose requests are awaited.
 

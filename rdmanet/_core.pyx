@@ -62,6 +62,7 @@ includes:
     sendmemory   the memory that frames are sent from
     placing      bytes go where the peer's read wants them
     beside       one-sided operations, and keys
+    blocks       lists of one-sided operations
     completing   completions
     settling     what is due at the end of a pass
     ending       everything is given back
@@ -207,6 +208,7 @@ include "_pyx/sending.pxi"
 include "_pyx/sendmemory.pxi"
 include "_pyx/placing.pxi"
 include "_pyx/beside.pxi"
+include "_pyx/blocks.pxi"
 include "_pyx/completing.pxi"
 include "_pyx/settling.pxi"
 include "_pyx/ending.pxi"

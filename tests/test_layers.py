@@ -67,6 +67,7 @@ ROOMS = [
         {"verbs.device_events"},
         {"verbs.device_log"},
         {"stream.options"},
+        {"stream.transfers", "stream.blocks"},
         {"stream.tls", "stream.ssl_protocol", "stream.in_the_clear"},
     ],
     [
@@ -74,7 +75,6 @@ ROOMS = [
         {"stream.addresses", "stream.client_ports", "stream.transport_socket"},
         {"verbs_async"},
         {"stream.peer_memory", "stream.bindings", "stream.registered", "stream.connection"},
-        {"stream.transfers"},
         {"stream.admission"},
         {"stream.teardown"},
     ],

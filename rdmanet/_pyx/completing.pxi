@@ -57,6 +57,9 @@ cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
             if type(held) is Landing:
                 connection.landings.done(connection, held)
                 made_room = True
+            elif type(held) is Blocks:
+                (<Blocks>held).completed(length)
+                made_room = told = True     # perhaps: it may have ended
             elif held is not None:      # else it was a probe
                 told = True
                 connection.owner.operation_done(held)

@@ -4,9 +4,10 @@ Theory
 ------
 Three things come together here. ``Offers`` (pure) keeps track of the regions of both sides, and knows what the next
 Credit frame has to say about them. A ``Binding`` (bindings.py) is one of our keys that the peer has, from BIND_MW to
-LOCAL_INV. An ``Operation`` (_pyx/operation.pxi) is one of our RDMA READs or WRITEs, and a ``Transfer`` (transfers.py)
-a long one, in pieces. Bindings and operations are work requests on the connection's own queue pair, behind the frames
-of the stream. The queue pair has room for a few at a time; the others wait in a queue here.
+LOCAL_INV. An ``Operation`` (_pyx/operation.pxi) is one of our RDMA READs or WRITEs, a ``Transfer`` (transfers.py) a
+long one, in pieces, and ``Blocks`` (blocks.py) are many. Bindings and operations are work requests on the connection's
+own queue pair, behind the frames of the stream. The queue pair has room for a few at a time; the others wait in a queue
+here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet import credit, errors
-from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Operation, Registration
+from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Blocks, Operation, Registration
 from rdmanet.stream.bindings import Binding, HeldOffer, State, check_offerable, patience, region_of, rights_of
+from rdmanet.stream.blocks import Lists, new_list
 from rdmanet.stream.peer_memory import OfferedMemory, Posted
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.transfers import AT_ONCE_BYTES, Transfer, Transfers
@@ -78,6 +80,7 @@ class Regions:
         self._has_atomics: bool | None = None
         self._waiting: list[Posted] = []  # work requests for which the queue pair had no room
         self.transfers = Transfers(connection)
+        self._lists = Lists(connection)
 
     @property
     def engine(self) -> StreamEngine:
@@ -271,6 +274,33 @@ class Regions:
             self.transfers.cancel(transfer)
             raise
 
+    async def operate_on_rows(
+        self, remote: OfferedMemory, opcode: int, row_bytes: int, indices: Any, buffer: Any
+    ) -> None:
+        """The same on the rows of a region that `indices` name (numbers_of), in one list; see OfferedMemory."""
+        use = _Use(self, remote._region)
+        blocks = new_list(self._loop.create_future(), opcode)
+        try:
+            use.register(buffer)
+            use.add_rows(blocks, remote, row_bytes, indices)
+        except BaseException as exc:
+            use.close()
+            if isinstance(exc, OSError):
+                self.name_peer(exc)
+            raise
+        blocks.close_after(use)
+        future = blocks.future
+        self.begin_list(blocks)
+        try:
+            await future
+        except asyncio.CancelledError:
+            blocks.stop()
+            raise
+
+    def begin_list(self, blocks: Blocks) -> None:
+        """Read or write what is in a list. Its future is told of the end."""
+        self._lists.begin(blocks)
+
     async def atomic(
         self, remote: OfferedMemory, opcode: int, offset: int, compare_add: int, swap: int
     ) -> int:
@@ -338,6 +368,7 @@ class Regions:
                 first.end(exc)
             else:
                 self._waiting.pop(0)
+        self._lists.go_on()
 
     def operation_lost(self, operation: Posted) -> None:
         """A work request will not complete: the queue pair is gone."""
@@ -371,6 +402,7 @@ class Regions:
         for operation in waiting:
             self.operation_lost(operation)
         self.transfers.close(self._why_over())
+        self._lists.close(self._why_over())
         self._offers.lost()
         self._remote.clear()
         self._cells.clear()
@@ -405,6 +437,12 @@ class _Use:
         """A part of it, as a request names it."""
         assert self._view is not None and self._registration is not None
         return SGE(self._view, offset, length, lkey=self._registration.lkey)
+
+    def add_rows(self, blocks: Blocks, remote: OfferedMemory, row_bytes: int, indices: Any) -> None:
+        """Add the rows of the peer's region that `indices` name, and those here that they are for."""
+        assert self._view is not None and self._registration is not None
+        lkey, rows = self._registration.lkey, remote.length // row_bytes
+        blocks.add_rows(self._view, lkey, remote.address, remote.rkey, row_bytes, rows, indices)
 
     def close(self) -> None:
         registration, self._registration = self._registration, None
