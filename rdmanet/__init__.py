@@ -9,6 +9,7 @@ The layers, from the top; a module imports only what stands below it:
     everywhere    the same for every loop that a process makes
     loop/         any asyncio program over RDMA: an event loop that chooses between RDMA and TCP
     rpc/          calls of typed functions in other processes
+    tensors/      memory of other processes, which one reads and writes one-sidedly
     streams/      the byte streams of asyncio, of AnyIO, and of programs without a loop; sendfile
     transport     create_rdma_connection, start_rdma_server
     stream/       the parts of a connection, its states, its server and its loop: lifecycle connects them
@@ -109,7 +110,18 @@ _LAZY = {
     "create_rdma_connection": "transport",
     "start_rdma_server": "transport",
 }
-_MODULES = ("_core", "blocking", "credit", "errors", "files", "loop", "rpc", "streams", "transport")
+_MODULES = (
+    "_core",
+    "blocking",
+    "credit",
+    "errors",
+    "files",
+    "loop",
+    "rpc",
+    "streams",
+    "tensors",
+    "transport",
+)
 
 
 _COMPILED = "rdmanet._core"

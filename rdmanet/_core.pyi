@@ -1059,6 +1059,9 @@ class Registration:
     def close(self) -> None:
         """It is not used any more."""
 
+def address_of(buffer: Buffer) -> int:
+    """The address of the first byte of a contiguous buffer, which its owner may move when nobody holds its export."""
+
 class RegistrationCache:
     """What is registered in a protection domain for one-sided operations.
 

@@ -97,6 +97,7 @@ ROOMS = [
         {"streams.trio_loop"},
         {"streams.private_loop", "streams.blocking_protocol"},
         {"streams.offered"},
+        {"tensors"},
     ],
     [
         {"streams.reader_writer"},

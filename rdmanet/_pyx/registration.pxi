@@ -220,3 +220,13 @@ cdef class RegistrationCache:
             "entries": len(self.entries),
             "bytes": self.bytes,
         }
+
+
+def address_of(buffer):
+    """The address of the first byte of a contiguous buffer, which its owner may move when nobody holds its export."""
+    cdef Py_buffer c
+    PyObject_GetBuffer(buffer, &c, PyBUF_SIMPLE)
+    try:
+        return <uintptr_t>c.buf
+    finally:
+        PyBuffer_Release(&c)

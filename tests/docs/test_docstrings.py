@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 import rdmanet
-from rdmanet import cm, errors, rpc, testing, verbs, verbs_async
+from rdmanet import cm, errors, rpc, tensors, testing, verbs, verbs_async
 from rdmanet.base import notifier
 
 ROOT = Path(__file__).parents[2]
-MODULES = (rdmanet, verbs, cm, verbs_async, notifier, errors, rpc, testing)
+MODULES = (rdmanet, verbs, cm, verbs_async, notifier, errors, rpc, tensors, testing)
 
 
 def public_names(module: Any) -> list[str]:

@@ -1,0 +1,360 @@
+"""Another endpoint, whose memory this one reads and writes.
+
+Theory
+------
+There is one `Peer` for each endpoint that this one has an address of, and at most one connection to it, which all
+tasks share. It is made by the first operation that needs one, and made again after it was lost; an operation that was
+under way then has failed, and is not tried again. The peer's own operations on our memory go by the connection that
+the peer makes: who accepts a connection does not know who has made it, and who makes it knows whom it has reached.
+
+An operation looks at its descriptors and arrays before anything is sent. Then it is one list of blocks (stream/
+blocks.py), whatever it consists of. An array that lies in memory of `Endpoint.register` has a key of the device's
+already; any other is registered for the operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+
+from rdmanet._core import Blocks, Registration, address_of
+from rdmanet.errors import RegionRevokedError, shown
+from rdmanet.stream.blocks import new_list, numbers_of
+from rdmanet.stream.peer_memory import OfferedMemory
+from rdmanet.tensors.arrays import bytes_of
+from rdmanet.tensors.descriptor import Address, Descriptor, DescriptorError, short
+from rdmanet.tensors.link import Dialled, of_another
+from rdmanet.tensors.messages import NOTIFICATION_BYTES_MOST, Why
+from rdmanet.transport import create_rdma_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdmanet.tensors.memory import Memory
+
+    Described = Descriptor | bytes | bytearray | memoryview
+    Find = Callable[[int, int], Memory | None]
+
+_WRITE: Final = 0  # enum ibv_wr_opcode
+_READ: Final = 4
+_REMOTE_WRITE: Final = 2  # enum ibv_access_flags
+_REMOTE_READ: Final = 4
+_COUNTERS: Final = (
+    "reads",
+    "writes",
+    "bytes_read",
+    "bytes_written",
+    "notifications",
+    "failed",
+    "cancelled",
+    "connections",
+    "claims",
+)
+
+
+class Peer:
+    """Another endpoint, as `Endpoint.connect` returns it.
+
+    Each operation is awaited until it is done. When it has ended, in whatever way, no device touches the caller's
+    memory any more; that holds for one that is cancelled, too, and for ``asyncio.timeout()``. It raises
+
+    - DescriptorError if a descriptor is none, or of another endpoint's memory; PermissionError if it is not for this;
+    - IndexError or ValueError if lengths do not fit; TypeError or BufferError if an array is none, or not contiguous;
+    - RegionRevokedError if what is described has ended, before or meanwhile;
+    - ConnectionError, TimeoutError or another OSError if the peer cannot be reached, or is lost.
+
+    After an error or a cancellation the blocks of an operation may be done, or not, or in part.
+
+    :ivar address: where it is
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: bytes,
+        address: Address,
+        find: Find,
+        connecting: dict[str, Any],
+    ) -> None:
+        """
+        :param endpoint: our own
+        :param find: our registered memory that has so many bytes from this address on
+        :param connecting: arguments of create_rdma_connection()
+        """
+        self.address = address
+        self._loop = loop
+        self._ours = endpoint
+        self._find = find
+        self._connecting = connecting
+        self._link: Dialled | None = None
+        self._dialling: asyncio.Task[Dialled] | None = None
+        self._is_closed = False
+        self._counters = dict.fromkeys(_COUNTERS, 0)
+
+    # -- operations --------------------------------------------------------------------------------------------
+
+    async def read(self, descriptor: Described, into: Any) -> None:
+        """RDMA READ what a descriptor says into an array of as many bytes."""
+        await self.read_many(((descriptor, into),))
+
+    async def write(self, array: Any, descriptor: Described, *, notify: bytes | None = None) -> None:
+        """RDMA WRITE an array to where a descriptor says, which has as many bytes.
+
+        When it returns, the bytes are in the peer's memory.
+
+        :param notify: the peer's `Endpoint.notifications` gets this, after the bytes; at most 16 KiB
+        """
+        await self.write_many(((array, descriptor),), notify=notify)
+
+    async def read_many(self, blocks: Iterable[tuple[Described, Any]]) -> None:
+        """The same for many pairs of a descriptor and an array, in any order.
+
+        They are one list of chained requests, in which a block costs a fraction of what a `read` does.
+        """
+        await self._move("read", _READ, [self._checked("read", "r", each, into) for each, into in blocks])
+
+    async def write_many(
+        self, blocks: Iterable[tuple[Any, Described]], *, notify: bytes | None = None
+    ) -> None:
+        """The same for many pairs of an array and a descriptor, in any order.
+
+        :param notify: see `write`; the notification names the memory of the first block
+        """
+        if notify is not None and len(notify) > NOTIFICATION_BYTES_MOST:
+            raise ValueError(
+                f"write: a notification of {len(notify)} bytes: it has at most {NOTIFICATION_BYTES_MOST}; write what"
+                " is longer"
+            )
+        checked = [self._checked("write", "w", each, array) for array, each in blocks]
+        if notify is not None and not (checked and checked[0][0].nbytes):
+            raise ValueError("write: a notification is about a block that has bytes, and there is none")
+        await self._move("write", _WRITE, checked, notify)
+
+    async def read_rows(self, descriptor: Described, indices: Iterable[SupportsIndex], into: Any) -> None:
+        """RDMA READ many rows of the array that a descriptor says: ``into[i]`` becomes row ``indices[i]``.
+
+        :param indices: whole numbers; an array of 64-bit integers is the fastest
+        :param into: as many rows as there are indices, of the same length as the peer's
+        """
+        described = self._described("read_rows", "r", descriptor)
+        view = bytes_of(into, "read_rows", writable=True)
+        numbers = numbers_of(indices)
+        rows = len(described)
+        row_bytes = described.nbytes // rows if rows else 0
+        if view.nbytes != len(numbers) * row_bytes:
+            raise ValueError(
+                f"read_rows: {len(numbers)} rows of {row_bytes} bytes do not go into {view.nbytes} bytes"
+            )
+        if not row_bytes or not view.nbytes:
+            if len(numbers):
+                raise IndexError(f"read_rows: there are no rows in {described!r}")
+            return
+        checked = [(described, into, view)]
+        del view  # which this frame would hold in an error's traceback
+        await self._move("read", _READ, checked, rows=(row_bytes, rows, numbers))
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since it was connected to first: operations, bytes, connections that were made, grants claimed."""
+        link = self._link
+        return self._counters | {"claims": self._counters["claims"] + (0 if link is None else link.claims)}
+
+    async def close(self) -> None:
+        """Close the connection, once nothing is under way by it. Operations after that raise ValueError."""
+        self._is_closed = True
+        dialling, self._dialling = self._dialling, None
+        if dialling is not None:
+            dialling.cancel()
+            await asyncio.wait([dialling])
+        if self._link is not None:
+            self._link.transport.abort()
+            await asyncio.shield(self._link.lost)
+
+    # -- what they have in common ------------------------------------------------------------------------------
+
+    def _described(self, call: str, needed: str, descriptor: Described) -> Descriptor:
+        described = descriptor if isinstance(descriptor, Descriptor) else Descriptor.from_bytes(descriptor)
+        if described.endpoint != self.address.endpoint:
+            raise DescriptorError(
+                f"{call}: the descriptor is of memory of {of_another(described.endpoint, self.address.endpoint)}"
+            )
+        if needed not in described.mode:
+            raise PermissionError(f"{call}: {described!r} is not for this")
+        return described
+
+    def _checked(
+        self, call: str, needed: str, descriptor: Described, array: Any
+    ) -> tuple[Descriptor, Any, memoryview]:
+        described = self._described(call, needed, descriptor)
+        view = bytes_of(array, call, writable=needed == "r")
+        if view.nbytes != described.nbytes:
+            raise ValueError(
+                f"{call}: {shown(array)} has {view.nbytes} bytes, and {described!r} {described.nbytes}"
+            )
+        return described, array, view
+
+    async def _move(
+        self,
+        call: str,
+        opcode: int,
+        checked: list[tuple[Descriptor, Any, memoryview]],
+        notify: bytes | None = None,
+        rows: tuple[int, int, Any] | None = None,
+    ) -> None:
+        counters = self._counters
+        counters[f"{call}s"] += 1
+        try:
+            link = self._link
+            if link is None or link.lost.done() or self._is_closed:
+                link = await self._linked()
+            use = _Use(link, self._find)
+            blocks = new_list(self._loop.create_future(), opcode)
+            try:
+                for at in range(len(checked)):
+                    if checked[at][0].nbytes:
+                        await self._add(blocks, use, call, opcode, checked[at], rows)
+            except BaseException:
+                use.close()
+                raise
+            blocks.close_after(use)
+            try:
+                await link.carry_out(blocks, use.remotes)
+            finally:
+                counters["bytes_read" if opcode == _READ else "bytes_written"] += blocks.moved
+            if notify is not None:
+                number = link.number_of(checked[0][0].grant)
+                if number is None:
+                    raise RegionRevokedError(
+                        f"{call}: written, but the owner has taken its memory back since"
+                    )
+                await link.notify(number, notify)
+                counters["notifications"] += 1
+        except asyncio.CancelledError:
+            counters["cancelled"] += 1
+            raise
+        except OSError:
+            counters["failed"] += 1
+            raise
+        finally:
+            checked.clear()  # an error's traceback has this frame, and would keep the caller's memory exported
+
+    async def _add(
+        self,
+        blocks: Blocks,
+        use: _Use,
+        call: str,
+        opcode: int,
+        checked: tuple[Descriptor, Any, memoryview],
+        rows: tuple[int, int, Any] | None,
+    ) -> None:
+        """Add a block to a list, or rows, after claiming the peer's memory if that has not been done."""
+        described, array, view = checked
+        try:
+            link = use.link
+            remote = link.claimed(described.grant)
+            if remote is None:
+                remote = await link.claim(described.grant)
+            use.hold(remote)
+            right = _REMOTE_READ if opcode == _READ else _REMOTE_WRITE
+            remote.check(call, right, described.offset, described.nbytes)
+            lkey, there = use.register(array, view), remote.address + described.offset
+            if rows is None:
+                blocks.add(view, lkey, there, remote.rkey)
+            else:
+                blocks.add_rows(view, lkey, there, remote.rkey, *rows)
+        finally:
+            del checked, view
+
+    # -- its connection ----------------------------------------------------------------------------------------
+
+    async def connected(self) -> None:
+        """Make the connection, if there is none."""
+        if self._link is None or self._link.lost.done():
+            await self._linked()
+
+    async def _linked(self) -> Dialled:
+        """The connection, which is made if there is none. Those who wait for it share the attempt."""
+        if self._is_closed:
+            raise ValueError(f"{self!r} is closed")
+        if self._dialling is None:
+            self._dialling = self._loop.create_task(self._dial())
+            self._dialling.add_done_callback(self._dialled)
+        return await asyncio.shield(self._dialling)
+
+    def _dialled(self, dialling: asyncio.Task[Dialled]) -> None:
+        if self._dialling is dialling:
+            self._dialling = None
+        if not dialling.cancelled():
+            dialling.exception()  # all who have waited may be cancelled
+
+    async def _dial(self) -> Dialled:
+        address = self.address
+        link: Dialled
+        _, link = await create_rdma_connection(
+            lambda: Dialled(self._loop, self._ours), address.host, address.port, **self._connecting
+        )
+        try:
+            async with asyncio.timeout(self._connecting["connect_timeout"]):
+                endpoint = await asyncio.shield(link.endpoint)
+            if endpoint != address.endpoint:
+                raise ConnectionRefusedError(
+                    f"at {address.host}:{address.port} is now {of_another(endpoint, address.endpoint)}: it was started"
+                    " anew; ask for its address again"
+                )
+        except BaseException:
+            link.transport.abort()
+            await asyncio.shield(link.lost)
+            raise
+        if self._link is not None:
+            self._counters["claims"] += self._link.claims
+        self._link = link
+        self._counters["connections"] += 1
+        return link
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "connected" if self._is_connected() else "not connected"
+        return f"<Peer {short(self.address.endpoint)} at {self.address.host}:{self.address.port}, {state}>"
+
+    def _is_connected(self) -> bool:
+        return self._link is not None and not self._link.lost.done()
+
+
+class _Use:
+    """What a list has until it ends: the peer's memory in use, and its own registered and alive."""
+
+    __slots__ = ("_find", "_registrations", "_views", "link", "remotes")
+
+    def __init__(self, link: Dialled, find: Find) -> None:
+        self.link = link
+        self._find = find
+        self._registrations: list[Registration] = []
+        self._views: list[memoryview] = []
+        self.remotes: list[OfferedMemory] = []
+
+    def hold(self, remote: OfferedMemory) -> None:
+        """From now on the peer's memory is in use: its owner waits until it is not, for some time."""
+        if self.remotes and self.remotes[-1] is remote:
+            return
+        if remote.revoked:
+            raise self.link.refusal(Why.ENDED)
+        self.link.regions.begin_use(remote._region)
+        self.remotes.append(remote)
+
+    def register(self, array: Any, view: memoryview) -> int:
+        """The device's key to our memory."""
+        self._views.append(view)
+        engine = self.link.regions.engine
+        memory = self._find(address_of(view), view.nbytes)
+        if memory is not None:
+            return memory.registered.region_in(engine.pd).lkey
+        registration = engine.registrations.take(array, view)
+        self._registrations.append(registration)
+        return registration.lkey
+
+    def close(self) -> None:
+        for registration in self._registrations:
+            registration.close()
+        for remote in self.remotes:
+            self.link.regions.end_use(remote._region)
+        self._registrations.clear()
+        self._views.clear()

@@ -1,0 +1,56 @@
+"""Tests of rdmanet.tensors. Those that use connections run on asyncio's loop and on uvloop; each has a time limit."""
+
+import asyncio
+import inspect
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from rdmanet import tensors
+from tests.support.limits import limited
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
+uvloop.new_event_loop().close()
+
+LIMIT_S = float(os.environ.get("RDMANET_TEST_LIMIT", 60))
+HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.SelectorEventLoop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return LOOPS
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
+        item.obj = limited(item.obj, LIMIT_S)
+
+
+@pytest_asyncio.fixture
+async def owner() -> AsyncIterator[tensors.Endpoint]:
+    async with tensors.open(HOST) as endpoint:
+        yield endpoint
+
+
+@pytest_asyncio.fixture
+async def user() -> AsyncIterator[tensors.Endpoint]:
+    async with tensors.open(HOST) as endpoint:
+        yield endpoint
+
+
+@pytest_asyncio.fixture
+async def peer(owner: tensors.Endpoint, user: tensors.Endpoint) -> tensors.Peer:
+    """The owner, as the user has it."""
+    return await user.connect(owner.address())

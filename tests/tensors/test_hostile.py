@@ -1,0 +1,267 @@
+"""Strangers and liars: descriptors that are replayed or changed, peers that speak otherwise or keep what has ended."""
+
+import asyncio
+import contextlib
+import random
+import secrets
+
+import msgspec
+import pytest
+
+import rdmanet
+from rdmanet import tensors
+from rdmanet.errors import ProtocolError
+from rdmanet.tensors import messages
+from rdmanet.tensors.link import Dialled, Served
+from rdmanet.tensors.messages import Claim, Hello, Notify, Refused, Release, Why, packed
+from tests.support.waiting import until_seen
+
+ID = b"stranger's number"[:16]
+
+
+def changed(descriptor: bytes, **fields: object) -> tensors.Descriptor:
+    return msgspec.structs.replace(tensors.Descriptor.from_bytes(descriptor), **fields)
+
+
+async def test_a_descriptor_that_was_changed(owner: tensors.Endpoint, peer: tensors.Peer):
+    """Its owner's device enforces what was granted, whatever the descriptor says."""
+    theirs = bytearray(b"secret" + b"public" + b"secret")
+    async with owner.register(theirs) as memory:
+        described = memory.describe(slice(6, 12))
+        mine = bytearray(6)
+        await peer.read(described, into=mine)
+        assert mine == b"public"
+        for wrong, error, says in (
+            (changed(described, offset=1), IndexError, "^read: 6 bytes at offset 1 are not within"),
+            (changed(described, offset=1 << 40), IndexError, "are not within"),
+            (
+                changed(described, grant=secrets.token_bytes(16)),
+                rdmanet.RegionRevokedError,
+                "does not grant this",
+            ),
+            (
+                changed(described, endpoint=bytes(16)),
+                tensors.DescriptorError,
+                "is of memory of endpoint 00000000, and",
+            ),
+        ):
+            with pytest.raises(error, match=says):
+                await peer.read(wrong, into=mine)
+        with pytest.raises(PermissionError, match="lacks 'write'"):
+            await peer.write(b"change", changed(described, mode="rw"))
+        with pytest.raises(IndexError):
+            await peer.read(changed(described, nbytes=7), into=bytearray(7))
+        assert peer.statistics()["connections"] == 1
+    assert theirs == b"secretpublicsecret"
+
+
+async def test_another_endpoints_descriptor(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer
+):
+    async with user.register(bytearray(4)) as memory:
+        with pytest.raises(tensors.DescriptorError, match="^read: the descriptor is of memory of endpoint"):
+            await peer.read(memory.describe(), into=bytearray(4))
+
+
+async def test_a_descriptor_that_is_used_after_its_end(owner: tensors.Endpoint, user: tensors.Endpoint):
+    """By one who has never used it, by one who has, and when the same memory is granted again."""
+    async with owner.register(bytearray(4)) as memory, tensors.open() as late:
+        peer, other = await user.connect(owner.address()), await late.connect(owner.address())
+        old = memory.describe()
+        await peer.read(old, into=bytearray(4))
+        await memory.revoke()
+        new = memory.describe()
+        for each in (peer, other, peer):
+            with pytest.raises(rdmanet.RegionRevokedError):
+                await each.read(old, into=bytearray(4))
+            await each.read(new, into=bytearray(4))
+
+
+async def test_a_user_that_keeps_its_key_reads_nothing(owner: tensors.Endpoint, user: tensors.Endpoint):
+    """It does not let go, and reads by the key that it was told, past all checks of its own side."""
+    peer = await user.connect(owner.address())
+    theirs = bytearray(b"before")
+    async with owner.register(theirs) as memory:
+        described = memory.describe(mode="rw")
+        await peer.read(described, into=bytearray(6))
+        link = peer._link
+        assert link is not None
+        remote = link.claimed(tensors.Descriptor.from_bytes(described).grant)
+        assert remote is not None
+        link.regions.begin_use(remote._region)  # so it is never acknowledged
+        await memory.revoke()
+        assert not memory.held()
+        theirs[:] = b"secret"
+        remote._region.revoked = False
+        mine = bytearray(b"nothing")
+        with pytest.raises(OSError):
+            await remote.read_into(memoryview(mine)[:6])
+        with pytest.raises(OSError):
+            remote._region.revoked = False
+            await remote.write(0, b"change")
+        assert (mine, theirs) == (b"nothing", b"secret")
+        link.regions.end_use(remote._region)
+        await until_seen(
+            lambda: not peer._is_connected()
+        )  # the device has refused, which ends the connection
+        with pytest.raises(rdmanet.RegionRevokedError):
+            await peer.read(described, into=bytearray(6))
+
+
+class Stranger(asyncio.Protocol):
+    """Says what it is told, and remembers what it hears."""
+
+    def __init__(self, *words: bytes) -> None:
+        self.words = words
+        self.heard = bytearray()
+        self.offers: list[str] = []
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        for word in self.words:
+            transport.write(word)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+    def region_offered(self, remote: rdmanet.OfferedMemory) -> None:
+        self.offers.append(remote.name)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.lost.set_result(exc)
+
+    def answers(self) -> list[messages.Message]:
+        return list(messages.Framer().feed(bytes(self.heard)))
+
+
+async def stranger(endpoint: tensors.Endpoint, *words: bytes) -> Stranger:
+    address = tensors.Address.from_bytes(endpoint.address())
+    _, protocol = await rdmanet.create_rdma_connection(lambda: Stranger(*words), address.host, address.port)
+    return protocol
+
+
+HELLO = packed(Hello(1, ID))
+RUBBISH = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    packed(Claim(1, ID)),
+    packed(Hello(2, ID)),
+    HELLO + packed(Hello(1, ID)),
+    HELLO + packed(Refused(1, Why.ENDED)),
+    HELLO + b"\0\0\0\x01\xc1",
+    HELLO + b"\0\0\0\0",
+    HELLO + (messages.MESSAGE_BYTES_MOST + 1).to_bytes(4, "big"),
+    HELLO + b"\0\0\0\x05" + msgspec.msgpack.encode([2, 1, b"x"])[:5],
+    HELLO + b"\0\0\0\x08" + msgspec.msgpack.encode([5, -1, b"abcde"])[:8],
+]
+
+
+@pytest.mark.parametrize("words", RUBBISH, ids=range(len(RUBBISH)))
+async def test_who_speaks_otherwise_is_cut_off(
+    owner: tensors.Endpoint, peer: tensors.Peer, words: bytes, caplog: pytest.LogCaptureFixture
+):
+    one = await stranger(owner, words)
+    await one.lost
+    assert "the peer broke the protocol" in caplog.text
+    async with owner.register(bytearray(b"text")) as memory:  # others go on
+        mine = bytearray(4)
+        await peer.read(memory.describe(), into=mine)
+        assert mine == b"text"
+
+
+async def test_claims_of_a_stranger(owner: tensors.Endpoint, caplog: pytest.LogCaptureFixture):
+    """Guesses are refused; what it has no claim to does not concern anybody; no number is used twice."""
+    async with owner.register(bytearray(4)) as memory:
+        grant = tensors.Descriptor.from_bytes(memory.describe()).grant
+        guesses = [packed(Claim(number, secrets.token_bytes(16))) for number in range(500)]
+        others = [packed(Release(7)), packed(Notify(7, b"forged")), packed(Claim(1000, grant))]
+        one = await stranger(owner, HELLO, *guesses, *others, packed(Notify(1000, b"it is not for writing")))
+        await until_seen(lambda: one.offers)
+        assert one.answers()[1:] == [Refused(number, Why.ENDED) for number in range(500)]
+        assert one.offers == ["1000"]
+        assert not owner.notifications()._waiting
+        one.transport.write(packed(Claim(1000, grant)))  # type: ignore[attr-defined]
+        await one.lost
+    assert "the peer claims by the number 1000 twice" in caplog.text
+
+
+async def test_more_claims_than_a_connection_can_have(owner: tensors.Endpoint):
+    async with owner.register(bytearray(1000)) as memory:
+        grants = [tensors.Descriptor.from_bytes(memory.describe(slice(i, i + 1))).grant for i in range(300)]
+        claims = [packed(Claim(number, grant)) for number, grant in enumerate(grants)]
+        one = await stranger(owner, HELLO, *claims)
+        await until_seen(lambda: len(one.offers) == 256)
+        assert one.answers()[1:] == [Refused(number, Why.TOO_MANY) for number in range(256, 300)]
+        one.transport.abort()  # type: ignore[attr-defined]
+        await one.lost
+        await until_seen(lambda: not memory.held())
+
+
+def feed(framer: messages.Framer, data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        list(framer.feed(data))
+
+
+def test_random_bytes_are_refused_or_are_messages():
+    chance = random.Random(9)
+    words = [
+        HELLO,
+        packed(Claim(1, ID)),
+        packed(Refused(2, Why.FAILED)),
+        packed(Release(3)),
+        packed(Notify(4, b"abc")),
+    ]
+    whole = b"".join(words)
+    for _ in range(20_000):
+        data = bytearray(whole)
+        for _ in range(chance.choice((1, 2, 4))):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        framer = messages.Framer()
+        cut = chance.randrange(len(data))
+        feed(framer, bytes(data[:cut]))
+        feed(framer, bytes(data[cut:]))
+        assert len(framer._bytes) <= len(data)
+
+
+async def test_messages_come_in_any_pieces():
+    words = [Hello(1, ID), Claim(1, ID), Notify(4, bytes(messages.NOTIFICATION_BYTES_MOST)), Release(3)]
+    whole = b"".join(map(packed, words))
+    for size in (1, 5, 1000, len(whole)):
+        framer = messages.Framer()
+        got = [message for at in range(0, len(whole), size) for message in framer.feed(whole[at : at + size])]
+        assert got == words
+
+
+async def test_an_owner_that_answers_otherwise(user: tensors.Endpoint, caplog: pytest.LogCaptureFixture):
+    """It offers what nobody has asked for, refuses what nobody has claimed, and then speaks out of turn."""
+    loop = asyncio.get_running_loop()
+
+    class Liar(Served):
+        def handle(self, message: messages.Message) -> None:
+            assert isinstance(message, Claim)
+            self.say(Refused(77, Why.ENDED))
+            self.say(Refused(message.number, Why.FAILED) if spared else Claim(1, ID))
+
+    spared = [True]
+    server = await rdmanet.start_rdma_server(
+        lambda: Liar(loop, ID, {}, lambda *_: None, set()), "127.0.0.1", 0
+    )
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        peer = await user.connect(tensors.Address(1, ID, "127.0.0.1", port))
+        described = tensors.Descriptor(1, ID, bytes(16), "r", 0, 4)
+        with pytest.raises(rdmanet.RdmaError, match="cannot put this memory on offer; its log says why"):
+            await peer.read(described, into=bytearray(4))
+        spared.clear()
+        with pytest.raises(ConnectionResetError, match="a Claim from the side that accepted the connection"):
+            await peer.read(described, into=bytearray(4))
+        await peer.close()
+
+
+async def test_offers_with_other_names_are_left_alone():
+    link = Dialled(asyncio.get_running_loop(), ID)
+    region = rdmanet.credit.Region(1, 4096, 10, 5, 4, "no number")
+    remote = rdmanet.OfferedMemory.of(None, rdmanet.wire.offers.RemoteRegion(region))  # type: ignore[arg-type]
+    link.region_offered(remote)
+    link.region_revoked(remote)
+    assert not link._claims
