@@ -311,6 +311,19 @@ def test_parameter_server(tcp):
     assert out[1:] == ["the weights are the sum of the gradients, 30"]
 
 
+def test_tensor_store():
+    lines = run("tensor_store.py").splitlines()
+    died = lines.pop(4)
+    assert lines == [
+        "store 1: 5120000 bytes, right: True",
+        "store 1: 1000 rows, right: True",
+        "store 2: 5120000 bytes, right: True",
+        "store 2: 1000 rows, right: True",
+        "store 2: 5120000 bytes, right: True",
+    ]
+    assert re.fullmatch(r"store 1 was killed: \w*Error", died)
+
+
 @pytest.mark.parametrize("tcp", [[], ["--tcp"]], ids=["rdma", "tcp"])
 def test_tensor_cache(serve, tcp):
     _, port = serve("tensor_cache.py", "serve", *tcp, "127.0.0.1", 0)
