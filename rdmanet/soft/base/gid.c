@@ -416,12 +416,20 @@ unsigned rn_gid_count(void)
 
 bool rn_gid_at(uint32_t index, union ibv_gid *gid, uint32_t *interface)
 {
+	uint32_t next = index;
+
+	return index < RN_GIDS && rn_gid_next(&next, gid, interface) && next == index;
+}
+
+bool rn_gid_next(uint32_t *index, union ibv_gid *gid, uint32_t *interface)
+{
 	struct entry entry = {0};
 
-	if (index >= RN_GIDS)
-		return false;
 	lock_current();
-	entry = table.entries[index];
+	while (*index < RN_GIDS && !table.entries[*index].interface)
+		++*index;
+	if (*index < RN_GIDS)
+		entry = table.entries[*index];
 	pthread_mutex_unlock(&table.lock);
 	if (!entry.interface)
 		return false;

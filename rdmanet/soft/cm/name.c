@@ -231,7 +231,9 @@ int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only)
 	for (uint32_t i = 0; i < RN_GIDS; i++) {
 		struct place one = {.port = place.port};
 
-		if (rn_gid_at(i, &one.gid, NULL) && overlap(&place, &one) && (error = why_taken(&one)))
+		if (!rn_gid_next(&i, &one.gid, NULL))
+			break;
+		if (overlap(&place, &one) && (error = why_taken(&one)))
 			return error;
 	}
 	return 0;

@@ -91,10 +91,10 @@ static void join(int fd, const struct sockaddr_storage *to)
 {
 	uint32_t interface, last = 0;
 
-	for (uint32_t i = 0; i < RN_GIDS; i++) {
+	for (uint32_t i = 0; rn_gid_next(&i, NULL, &interface); i++) {
 		struct group_req request = {.gr_group = *to};
 
-		if (!rn_gid_at(i, NULL, &interface) || interface == last)
+		if (interface == last)
 			continue;
 		request.gr_interface = last = interface;
 		setsockopt(fd, to->ss_family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6, MCAST_JOIN_GROUP, &request,

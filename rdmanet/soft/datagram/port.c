@@ -259,9 +259,7 @@ static int everywhere(struct port *port, bool is_heard)
 	bool done;
 	int err;
 
-	for (uint32_t i = 0; i < RN_GIDS; i++) {
-		if (!rn_gid_at(i, &gid, &interface))
-			continue;
+	for (uint32_t i = 0; rn_gid_next(&i, &gid, &interface); i++) {
 		done = is_heard ? outlet_at(port, &gid, interface) != NULL : hold_at(port, &gid, interface) != NULL;
 		err = errno;
 		if (done || err == EADDRNOTAVAIL || !rn_guarded(RN_GUARD_DATAGRAM_PORT))

@@ -176,18 +176,16 @@ RN_EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint
 RN_EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max_entries,
 				       uint32_t flags, size_t entry_size)
 {
-	union ibv_gid unused;
 	size_t count = 0;
 
 	if (rn_is_foreign(context))
 		return -ENODEV;
 	if (flags)
 		return -EOPNOTSUPP;
-	for (uint32_t i = 0; i < RN_GIDS; i++) {
-		if (count < max_entries)
-			count += fill_gid(i, (char *)entries + count * entry_size, entry_size);
-		else if (rn_gid_at(i, &unused, NULL))
+	for (uint32_t i = 0; rn_gid_next(&i, NULL, NULL); i++) {
+		if (count == max_entries)
 			return -EINVAL;
+		count += fill_gid(i, (char *)entries + count * entry_size, entry_size);
 	}
 	return (ssize_t)count;
 }
