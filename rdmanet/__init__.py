@@ -6,7 +6,6 @@ The layers, from the top; a module imports only what stands below it:
 
     cli/          the command line: ``rdmanet``
     testing       a pytest plugin: fault injection for RDMA programs
-    everywhere    the same for every loop that a process makes
     loop/         any asyncio program over RDMA: an event loop that chooses between RDMA and TCP
     rpc/          calls of typed functions in other processes
     tensors/      memory of other processes, which one reads and writes one-sidedly
@@ -16,7 +15,7 @@ The layers, from the top; a module imports only what stands below it:
     verbs_async/  awaitable verbs, on any event loop (queues, cm, connect)
     verbs, cm     the verbs, for programs that want the hardware
     _core         compiled: devices, memory, queues, connection manager, the data engine
-    credit, errors, wire/     flow control and frames, exceptions, what else peers tell each other: pure
+    credit, protocol, errors, wire/   flow control, states, exceptions, what else peers tell each other: pure
     base/         environment variables, log lines, what is needed of an event loop
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 

@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Run one command and return its exit status. Ctrl-C may come before its modules have been imported."""
     try:
-        from rdmanet.cli import main as run
+        from rdmanet.cli.command_line import main as run
     except KeyboardInterrupt:
         return 130
     return run()

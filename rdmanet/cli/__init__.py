@@ -3,87 +3,11 @@
 General layout. Each command has a module: devices.py, gids.py, doctor.py, ss.py, run.py, call.py, demo.py, proxy.py,
 secret.py and soft_run.py. It defines add_arguments(parser) and run(args), which returns the exit status. checks.py and
 variables.py have the checks of doctor, finding.py what they say; endpoints.py and relay.py have the parts of proxy,
-asking.py what ss asks of others.
+asking.py what ss asks of others. command_line.py chooses among the commands. everywhere/ is what `rdmanet run` puts
+into each Python of a program, and imports no more than it needs.
+
 fabrics.py lets one program run over RDMA, TCP and Unix sockets; workloads.py generates the traffic that is measured
 over each (the benchmarks use both); text.py formats tables and progress; interrupts.py handles Ctrl-C.
 
 An error is one line on standard error. A traceback is a bug of rdmanet.
 """
-
-import argparse
-import contextlib
-import os
-import sys
-from collections.abc import Sequence
-
-from rdmanet.cli.interrupts import hear_once
-
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as in a shell."""
-UNREAD = 141
-"""The exit status after the reader of the output has gone: `... | head`."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status.
-
-    :param argv: its name and arguments; by default those of the process, in which case the command handles Ctrl-C
-    """
-    try:
-        try:
-            if argv is None:
-                hear_once()
-            return _run(argv)
-        finally:
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        _let_go_of_output()
-        return UNREAD
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    import rdmanet
-
-    try:
-        from rdmanet.cli import call, demo, devices, doctor, gids, proxy, run, secret, soft_run, ss
-    except ModuleNotFoundError as exc:
-        if exc.name != "rdmanet._core":
-            raise
-        print(rdmanet.NOT_BUILT, file=sys.stderr)
-        return 1
-    parser = argparse.ArgumentParser(prog="rdmanet", description="asyncio over RDMA")
-    parser.add_argument("--version", action="version", version=f"rdmanet {rdmanet.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (devices, gids, doctor, ss, run, call, demo, proxy, secret, soft_run):
-        summary = (module.__doc__ or "").partition("\n")[0]
-        name = module.__name__.rpartition(".")[2].replace("_", "-")
-        command = commands.add_parser(name, help=summary, description=summary)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run, name=name)
-    if not (sys.argv[1:] if argv is None else argv):
-        parser.print_help(sys.stderr)
-        return 2
-    args = parser.parse_args(argv)
-    try:
-        status: int = args.run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as exc:
-        print(f"{args.name}: {exc}", file=sys.stderr)
-        try:
-            sys.stdout.flush()
-        except OSError:  # this was the error, for example a full disk
-            _let_go_of_output()
-        return 1
-    return status
-
-
-def _let_go_of_output() -> None:
-    """Discard buffered output, so that the interpreter does not complain about it at exit."""
-    with contextlib.suppress(OSError, ValueError):  # standard output is not a file of the system
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)

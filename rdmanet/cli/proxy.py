@@ -22,7 +22,8 @@ from collections.abc import Collection
 from typing import Any
 
 from rdmanet.base import log_rate
-from rdmanet.cli import INTERRUPTED, interrupts
+from rdmanet.cli import interrupts
+from rdmanet.cli.command_line import INTERRUPTED
 from rdmanet.cli.endpoints import (
     FORMS,
     Endpoint,

@@ -59,7 +59,7 @@ def command_of(words: list[str]) -> list[str]:
 
 def environment() -> dict[str, str]:
     """PROGRAM's environment: ours, with the directory of our sitecustomize first on PYTHONPATH."""
-    from rdmanet.everywhere import SITE
+    from rdmanet.cli.everywhere import SITE
 
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     others = [entry for entry in inherited if entry != str(SITE)]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import rdmanet
-from rdmanet import _core, cli
-from rdmanet.cli import checks, doctor
+from rdmanet import _core
+from rdmanet.cli import checks, command_line, doctor
 from rdmanet.loop import choice, kernel
 from tests.cli.test_commands import ENVIRONMENT, run, spoken
 from tests.support.processes import Process
@@ -351,5 +351,5 @@ def test_a_program_on_the_switch():
 
 
 def test_who_answers_pings_takes_no_host(capsys):
-    assert cli.main(["doctor", "--serve", "0", "127.0.0.1"]) == 2
+    assert command_line.main(["doctor", "--serve", "0", "127.0.0.1"]) == 2
     assert "takes no HOST" in capsys.readouterr().err

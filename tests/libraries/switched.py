@@ -7,7 +7,7 @@ import functools
 import os
 from collections import Counter
 
-from rdmanet.everywhere import switch_every_loop
+from rdmanet.cli.everywhere import switch_every_loop
 from rdmanet.loop.mixin import RdmaLoop
 
 made: Counter[object] = Counter()

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from rdmanet.everywhere import switch_every_loop
+from rdmanet.cli.everywhere import switch_every_loop
 from rdmanet.transport import RdmaTransport
 
 BASES: dict[str, Any] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}

@@ -64,7 +64,7 @@ def test_progress_of_nothing_is_complete():
 
 
 def test_unknown_command_is_refused(capsys):
-    from rdmanet.cli import main
+    from rdmanet.cli.command_line import main
 
     with pytest.raises(SystemExit) as status:
         main(["nonsense"])

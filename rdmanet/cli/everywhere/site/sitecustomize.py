@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
-_ROOT = str(Path(__file__).parents[3])
+_ROOT = str(Path(__file__).parents[4])
 
 
 def _run_the_next() -> None:
@@ -42,6 +42,6 @@ try:
     _run_the_next()
 finally:
     if _can_load():
-        from rdmanet.everywhere import switch_every_loop
+        from rdmanet.cli.everywhere import switch_every_loop
 
         switch_every_loop()
