@@ -34,8 +34,8 @@ class ConnectionInfo:
     :ivar role: "client" or "server"; "" if that is not known
     :ivar local: address and port of this side; None if they are not known
     :ivar peer: the same of the peer
-    :ivar state: "opening", "open", "eof_pending", "eof_received", "closing", "draining", "draining_to_eof" or "closed";
-        of TCP's "open" and "closing"
+    :ivar state: "opening", "unheard", "open", "eof_pending", "eof_received", "closing", "draining", "draining_to_eof"
+        or "closed"; of TCP's "open" and "closing"
     :ivar reading: whether the program takes what comes
     :ivar paused: whether pause_writing() was called, so that drain() waits
     :ivar device: the name of the device; "" by TCP
@@ -73,6 +73,8 @@ class ConnectionInfo:
         """Who waits for whom, each in words with numbers; nothing if nobody waits."""
         if self.state == "opening":
             return ["the connection is being made"]
+        if self.state == "unheard":
+            return ["the client has not begun to speak: connection_made() waits for that a moment"]
         if self.state == "closed":
             return [f"the connection is over: {self.error or 'it has ended in good order'}"]
         words = []

@@ -24,6 +24,7 @@ import msgspec
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.onlookers import NAME, VERSION
+from rdmanet.protocol import State
 
 ANSWER_S = 0.5
 LINE_BYTES_MOST = 1 << 16
@@ -38,9 +39,7 @@ _PIECE_BYTES = 1 << 18
 _OURS = re.compile(rb"@" + re.escape(NAME.encode()) + rb"(\d{1,10})/[0-9a-f]{16}")
 _FABRICS = ("rdma", "tcp")
 _SERVERS = ("rdma", "tcp", "rdma and tcp")
-_STATES = (
-    "opening", "open", "eof_pending", "eof_received", "closing", "draining", "draining_to_eof", "closed",
-)  # fmt: skip
+_STATES = {state.name.lower() for state in State}
 
 
 class _Head(msgspec.Struct):

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text
+from rdmanet.cli import asking
+from rdmanet.protocol import State
 
 QUIET = {
     "bytes_sent": 7,
@@ -83,6 +85,18 @@ def test_beginning_and_end():
     ]
     closing = with_stats(replace(OPEN, state="closing"), bytes_unsent=5, credits=0)
     assert closing.waits()[0] == "close() waits until what was written is sent"
+
+
+def test_the_client_has_said_nothing():
+    [words] = replace(OPEN, state="unheard").waits()
+    assert words.startswith("the client has not begun to speak")
+
+
+@pytest.mark.parametrize("state", State)
+def test_each_state_is_understood(state):
+    info = replace(OPEN, state=state.name.lower())
+    assert asking._checked(replace(info)) == info
+    assert info.explain()
 
 
 def test_by_tcp():
