@@ -236,7 +236,7 @@ class Notifications:
         self._waiting.append(notification)
         self._came.set()
         if len(self._waiting) >= NOTIFICATIONS_MOST and link not in self._slowed:
-            link.transport.pause_reading()
+            link.be_deaf(self)
             self._slowed.add(link)
 
     def end(self) -> None:
@@ -257,6 +257,5 @@ class Notifications:
         if self._slowed and len(self._waiting) <= NOTIFICATIONS_MOST // 2:
             slowed, self._slowed = self._slowed, set()
             for link in slowed:
-                if not link.lost.done():
-                    link.transport.resume_reading()
+                link.hear_again(self)
         return notification

@@ -180,6 +180,7 @@ class Served(Link):
         self._on_notified = on_notified
         self._links = links
         self._claims: dict[int, tuple[Grant, Binding]] = {}
+        self._deaf_for: set[object] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -189,6 +190,28 @@ class Served(Link):
         super().connection_lost(exc)
         self._links.discard(self)
         self._claims.clear()
+
+    def pause_writing(self) -> None:
+        """Whoever does not read our answers is not heard either: they would pile up here."""
+        super().pause_writing()
+        self.be_deaf(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.hear_again(self)
+
+    def be_deaf(self, reason: object) -> None:
+        """Hear nothing of the peer, until each of these reasons is gone."""
+        if not self._deaf_for:
+            self.transport.pause_reading()
+        self._deaf_for.add(reason)
+
+    def hear_again(self, reason: object) -> None:
+        """This is no reason any more."""
+        if reason in self._deaf_for:
+            self._deaf_for.remove(reason)
+            if not self._deaf_for and not self.transport.is_closing():
+                self.transport.resume_reading()
 
     def handle(self, message: Message) -> None:
         if isinstance(message, Notify):

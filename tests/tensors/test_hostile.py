@@ -14,7 +14,7 @@ from rdmanet.errors import ProtocolError
 from rdmanet.tensors import messages
 from rdmanet.tensors.link import Dialled, Served
 from rdmanet.tensors.messages import Claim, Hello, Notify, Refused, Release, Why, packed
-from tests.support.waiting import until_seen
+from tests.support.waiting import loop_turns, until_seen
 
 ID = b"stranger's number"[:16]
 
@@ -131,6 +131,9 @@ class Stranger(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lost.set_result(exc)
 
+    def name(self) -> object:
+        return self.transport.get_extra_info("sockname")
+
     def answers(self) -> list[messages.Message]:
         return list(messages.Framer().feed(bytes(self.heard)))
 
@@ -195,6 +198,26 @@ async def test_more_claims_than_a_connection_can_have(owner: tensors.Endpoint):
         one.transport.abort()  # type: ignore[attr-defined]
         await one.lost
         await until_seen(lambda: not memory.held())
+
+
+async def test_who_does_not_read_the_answers_is_not_heard(owner: tensors.Endpoint, peer: tensors.Peer):
+    """Otherwise the answers to its claims pile up here."""
+    one = await stranger(owner, HELLO)
+    [link] = [each for each in owner._links if each.transport.get_extra_info("peername") == one.name()]
+    one.transport.pause_reading()  # type: ignore[attr-defined]
+    claim = packed(Claim(1, ID))
+    while link.transport.is_reading():
+        assert link.transport.get_write_buffer_size() < 1 << 20
+        one.transport.write(claim * 1000)  # type: ignore[attr-defined]
+        await loop_turns()
+    async with owner.register(bytearray(b"text")) as memory:  # others go on
+        mine = bytearray(4)
+        await peer.read(memory.describe(), into=mine)
+        assert mine == b"text"
+    one.transport.resume_reading()  # type: ignore[attr-defined]
+    await until_seen(link.transport.is_reading)
+    one.transport.abort()  # type: ignore[attr-defined]
+    await one.lost
 
 
 def feed(framer: messages.Framer, data: bytes) -> None:
