@@ -7,7 +7,6 @@ tensors themselves are written and read by rdmanet.tensors, in which the store t
 was written by the notification that comes with it. From then on nobody can write to it.
 """
 
-import argparse
 import asyncio
 import contextlib
 import sys
@@ -33,12 +32,10 @@ class Store(rpc.Service):
         """Where the caller may write a tensor, for a minute."""
         if name in self._kept:
             raise rpc.Error(rpc.Code.ALREADY_EXISTS, f"there is a tensor {name}")
-        nbytes = numpy.dtype(dtype).itemsize * int(numpy.prod(shape))
-        array = numpy.frombuffer(memoryview(rdmanet.alloc(nbytes)), dtype).reshape(shape)
-        memory = self._endpoint.register(array)
-        descriptor = memory.describe(mode="w", lease=60)
-        self._kept[name] = memory, descriptor, asyncio.Event()
-        return descriptor
+        room = memoryview(rdmanet.alloc(numpy.dtype(dtype).itemsize * int(numpy.prod(shape))))
+        memory = self._endpoint.register(numpy.frombuffer(room, dtype).reshape(shape))
+        self._kept[name] = memory, memory.describe(mode="w", lease=60), asyncio.Event()
+        return self._kept[name][1]
 
     async def find(self, name: str) -> bytes:
         """Where to read a tensor, for an hour."""
@@ -66,9 +63,7 @@ async def serve() -> None:
         noticing.cancel()
 
 
-class Client:
-    """One store, as others see it."""
-
+class Client:  # one store, as others see it
     def __init__(self, store: Store, peer: tensors.Peer) -> None:
         self._store = store
         self._peer = peer
@@ -100,15 +95,11 @@ async def started(endpoint: tensors.Endpoint) -> AsyncIterator[tuple[Client, asy
 
 
 async def main() -> None:
-    table = numpy.random.default_rng(1).random((ROWS, COLUMNS), "f4")
-    indices = numpy.random.default_rng(2).integers(0, ROWS, 1000)
+    random = numpy.random.default_rng(1)
+    table, indices = random.random((ROWS, COLUMNS), "f4"), random.integers(0, ROWS, 1000)
     mine = numpy.empty_like(table)
-    async with (
-        tensors.open() as endpoint,
-        started(endpoint) as (first, process),
-        started(endpoint) as (second, _),
-    ):
-        for number, store in enumerate((first, second), 1):
+    async with tensors.open() as endpoint, started(endpoint) as (one, process), started(endpoint) as (two, _):
+        for number, store in enumerate((one, two), 1):
             await store.put("embeddings", table * number)
             await store.get("embeddings", into=mine)
             print(f"store {number}: {mine.nbytes} bytes, right: {(mine == table * number).all()}")
@@ -117,16 +108,15 @@ async def main() -> None:
         process.kill()
         try:
             while True:  # what is under way may still be done
-                await first.get("embeddings", into=mine)
+                await one.get("embeddings", into=mine)
         except (OSError, rpc.Error) as error:
             print("store 1 was killed:", type(error).__name__)
-        await second.get("embeddings", into=mine)
+        await two.get("embeddings", into=mine)
         print(f"store 2: {mine.nbytes} bytes, right: {(mine == table * 2).all()}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", nargs="?", choices=["serve"])
-    asyncio.run(serve() if parser.parse_args().command == "serve" else main())
+    try:
+        asyncio.run(serve() if sys.argv[1:] == ["serve"] else main())
+    except (KeyboardInterrupt, OSError) as exc:
+        sys.exit(str(exc) or 130)

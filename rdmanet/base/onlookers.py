@@ -22,7 +22,8 @@ namespaces; all others are closed without a word. So nobody learns anything who 
 
 Nothing is read from the socket. The answer is a line of JSON about the source, one for each connection, and a last one.
 It is made in slices of `SLICE_S`, between which the loop does its other work, and kept no longer than it takes to send
-a slice. Who does not read is given up after `PATIENCE_S`, and at most `ONLOOKERS_MOST` are answered at a time.
+a slice. Who does not read is given up after `PATIENCE_S`, and at most `ONLOOKERS_MOST` are answered at a time. If
+nobody can be accepted, for want of descriptors say, nobody is heard for `REST_S`, since the loop would do nothing else.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ VERSION = 1
 SLICE_S = 0.0005
 PATIENCE_S = 2.0
 ONLOOKERS_MOST = 4
+REST_S = 1.0
 
 _BACKLOG = 8
 _SPARE = 2  # descriptors: a connection, and what looks for a server's sign before (loop/doors.py)
@@ -92,13 +94,15 @@ class Onlookers:
         self.context = contextvars.Context()
         self.answers: set[_Answer] = set()
         self._source = weakref.ref(source)
+        self._add_reader = add_reader
         self._remove_reader = remove_reader
+        self._resting: asyncio.TimerHandle | None = None
         self._socket = socket.socket(socket.AF_UNIX, _KIND, 0)
         try:
             _leave_some(self._socket.fileno())
             self._socket.bind(f"\0{NAME}{os.getpid()}/{os.urandom(8).hex()}")
             self._socket.listen(_BACKLOG)
-            add_reader(self._socket.fileno(), self._arrived)
+            self._begin()
         except BaseException:
             self._socket.close()
             raise
@@ -106,20 +110,33 @@ class Onlookers:
 
     def close(self, loop_lives: bool = True) -> None:
         """Answer nobody any more. Later calls do nothing."""
-        if self._socket.fileno() >= 0 and loop_lives:
+        if self._socket.fileno() >= 0 and loop_lives and self._resting is None:
             self._remove_reader(self._socket.fileno())
         self._close_all()
 
     def _close_all(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         self._socket.close()
         for answer in list(self.answers):
             answer.close()
+
+    def _begin(self) -> None:
+        self._resting = None
+        self._add_reader(self._socket.fileno(), self._arrived)
+
+    def _rest(self) -> None:
+        self._remove_reader(self._socket.fileno())
+        self._resting = self.loop.call_later(REST_S, self._begin, context=self.context)
 
     def _arrived(self) -> None:
         for _ in range(ONLOOKERS_MOST):
             try:
                 onlooker, _ = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
             except OSError:
+                self._rest()
                 return
             onlooker.setblocking(False)
             source = self._source()

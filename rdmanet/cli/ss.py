@@ -62,7 +62,7 @@ class Process:
     """A process that uses rdmanet.
 
     :ivar user: the number of its user
-    :ivar program: its command, as /proc shows it
+    :ivar program: its command, as /proc shows it, but paths without their directories
     :ivar silent: why it does not answer; "" if it does
     :ivar answers: of its loops: the last ones, if it is silent
     :ivar age_s: how old these are
@@ -256,13 +256,14 @@ def _why_silent(answer: Answer) -> str:
 
 
 def _program(pid: int) -> str:
-    """The command of a process, or its name; nothing in it can be anything but printed."""
+    """The command of a process, its paths without their directories, or its name; it can only be printed."""
     from rdmanet.cli.asking import printable
 
     for name in ("cmdline", "comm"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
-            if words := file.read(512).replace(b"\0", b" ").strip():
-                return printable(words.decode(errors="replace"), 80)
+            words = file.read(4096).decode(errors="replace").strip("\0\n").split("\0")
+            if shown := " ".join(os.path.basename(word) if word.startswith("/") else word for word in words):
+                return printable(shown, 80)
     return "?"
 
 

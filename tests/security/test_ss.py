@@ -97,9 +97,11 @@ def test_a_process_cannot_speak_for_another(guarded, monkeypatch):
             return 1, 0
 
         monkeypatch.setattr(asking._Asked, "_credentials", believed)
-    with Liar(HEAD + CONNECTION % b"" + b'{"connections":1}\n', 1):
-        answers = [answer for answer in asking.ask_all() if answer.connections]
-    assert {answer.pid for answer in answers} == ({os.getpid()} if guarded else {1})
+    with Liar(HEAD + CONNECTION % b"mine" + b'{"connections":1}\n', 1):
+        said = [
+            answer.pid for answer in asking.ask_all() for each in answer.connections if each.reason == "mine"
+        ]
+    assert said == [os.getpid() if guarded else 1]
 
 
 def test_a_full_queue_speaks_for_nobody_else():

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 
-from rdmanet.cli import asking
+import rdmanet.cli.asking as asking
 
 name, way = argv
 tried = heard = 0
