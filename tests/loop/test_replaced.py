@@ -4,6 +4,7 @@ import asyncio
 import functools
 import inspect
 import socket
+import sys
 from unittest import mock
 
 import pytest
@@ -13,6 +14,9 @@ from loop_harness import Echo, Recorder, fabric, plain_server, serving
 import rdmanet
 
 ASYNCIO = asyncio.SelectorEventLoop
+HOW_TO_ASK = [inspect.iscoroutinefunction]
+if sys.version_info < (3, 14):  # asyncio's is deprecated since
+    HOW_TO_ASK.append(asyncio.iscoroutinefunction)
 
 
 def test_coroutine_functions_are_coroutine_functions(base):
@@ -20,7 +24,7 @@ def test_coroutine_functions_are_coroutine_functions(base):
     plain, switched = base(), rdmanet.loop_factory(base)
     try:
         for name in dir(asyncio.AbstractEventLoop):
-            for is_one in asyncio.iscoroutinefunction, inspect.iscoroutinefunction:
+            for is_one in HOW_TO_ASK:
                 if is_one(getattr(plain, name)):
                     assert is_one(getattr(switched, name)), name
     finally:
