@@ -15,12 +15,12 @@ from rdmanet.errors import shown
 
 
 def bytes_of(array: Any, call: str, *, writable: bool) -> memoryview:
-    """The bytes of an array.
+    """The bytes of an array: a view of our own, which the caller cannot release.
 
     :raises TypeError: it is none, or read-only though it is to be written to; the text begins with `call`
     :raises BufferError: it is not C-contiguous
     """
-    view = array if type(array) is memoryview else _view_of(array, call)
+    view = _view_of(array, call)
     if writable and view.readonly:
         raise TypeError(f"{call}: {shown(array)} is read-only")
     if not view.c_contiguous:

@@ -110,6 +110,25 @@ async def test_cancelling_ends_the_access(owner: tensors.Endpoint, peer: tensors
     assert counted["bytes_read"] + counted["bytes_written"] < 5 * 64 * MIB
 
 
+@pytest.mark.parametrize("way", ["read", "write"])
+async def test_a_memoryview_that_is_released_meanwhile(owner: tensors.Endpoint, peer: tensors.Peer, way: str):
+    """The memory stays where it is until no device touches it."""
+    theirs = memoryview(rdmanet.alloc(64 * MIB))
+    mine = bytearray(64 * MIB)
+    async with owner.register(theirs) as memory:
+        described = memory.describe(mode="rw")
+        await peer.read(tensors.Descriptor.from_bytes(described)[:1], into=memoryview(mine)[:1])
+        view = memoryview(mine)
+        (moving,) = await begin(peer.read(described, view) if way == "read" else peer.write(view, described))
+        assert not moving.done()
+        view.release()
+        with pytest.raises(BufferError):
+            mine.clear()
+        await moving
+        mine.clear()
+        del theirs
+
+
 async def test_a_time_out_ends_the_access(owner: tensors.Endpoint, peer: tensors.Peer):
     async with owner.register(memoryview(rdmanet.alloc(64 * MIB))) as memory:
         mine = bytearray(64 * MIB)
