@@ -188,6 +188,74 @@ static void changes_are_told(void)
 	expect_live_nothing();
 }
 
+/* An address that goes leaves a gap: nothing is read there, not what is behind it. */
+static void gaps(void)
+{
+	union ibv_gid first = gid_of("10.4.0.1"), second = gid_of("10.5.0.1"), gid = first;
+	struct ibv_gid_entry entries[RN_GIDS];
+	uint32_t interface = 77, index, count = 0;
+	struct ibv_context *context;
+
+	ip("link set v0 addrgenmode none && ip link set v1 addrgenmode none");
+	ip("link set v0 up && ip link set v1 up");
+	ip("addr add 10.4.0.1/24 dev v1 && ip addr add 10.5.0.1/24 dev v0");
+	context = open_soft();
+	expect_gid(context, 0, "10.4.0.1");
+	expect_gid(context, 1, "10.5.0.1");
+	ip("addr del 10.4.0.1/24 dev v1");
+	CHECK(!rn_gid_at(0, &gid, &interface));
+	CHECK(rn_gid_is_same(&gid, &first) && interface == 77);
+	CHECK(!rn_gid_at(RN_GIDS - 1, &gid, &interface) && !rn_gid_at(RN_GIDS, &gid, &interface));
+	CHECK(rn_gid_is_same(&gid, &first) && interface == 77);
+	index = 0;
+	CHECK(rn_gid_next(&index, &gid, &interface) && index == 1);
+	CHECK(rn_gid_is_same(&gid, &second) && interface == if_nametoindex("v0"));
+	/* Who goes through the table meets an address that comes behind the place where he is, and misses one before it. */
+	for (index = 0; rn_gid_next(&index, NULL, NULL); index++)
+		if (!count++)
+			ip("addr add 10.6.0.1/24 dev v0 && ip addr add 10.7.0.1/24 dev v0");
+	CHECK_EQ(count, rn_gid_count() - 1);
+	CHECK_EQ(index, RN_GIDS);
+	expect_gid(context, 0, "10.6.0.1");
+	CHECK_EQ(query_gid_table(context, entries, RN_GIDS, 0), rn_gid_count());
+	CHECK_EQ(ibv_close_device(context), 0);
+}
+
+static void a_full_table(void)
+{
+	struct ibv_context *context;
+	uint32_t index, count = 0, last = 0;
+
+	ip("link set v0 up");
+	CHECK(!system("for i in $(seq 150); do echo addr add 10.4.0.$i/24 dev v0; echo addr add 10.5.0.$i/24 dev v0; done "
+		      "| ip -batch -"));
+	context = open_soft();
+	CHECK_EQ(rn_gid_count(), RN_GIDS);
+	for (index = 0; rn_gid_next(&index, NULL, NULL); index++, count++)
+		last = index;
+	CHECK(count == RN_GIDS && last == RN_GIDS - 1 && index == RN_GIDS);
+	CHECK(!rn_gid_next(&index, NULL, NULL) && index == RN_GIDS);
+	CHECK_EQ(ibv_close_device(context), 0);
+}
+
+/* 127.0.0.1 is there always. */
+static void without_addresses(void)
+{
+	struct ibv_context *context;
+	struct ibv_gid_entry entry;
+	uint32_t index = 0;
+
+	ip("link set lo down");
+	context = open_soft();
+	CHECK_EQ(rn_gid_count(), 1);
+	CHECK(rn_gid_next(&index, NULL, NULL) && index == 0);
+	index = 1;
+	CHECK(!rn_gid_next(&index, NULL, NULL) && index == RN_GIDS);
+	CHECK_EQ(query_gid_table(context, &entry, 1, 0), 1);
+	CHECK_EQ(query_gid_table(context, &entry, 0, 0), -EINVAL);
+	CHECK_EQ(ibv_close_device(context), 0);
+}
+
 /* What can't be read isn't gone. */
 static void without_descriptors(void)
 {
@@ -241,6 +309,9 @@ int main(void)
 	RUN(addresses_and_gids);
 	RUN_IN_NETWORK(the_order);
 	RUN_IN_NETWORK(changes_are_told);
+	RUN_IN_NETWORK(gaps);
+	RUN_IN_NETWORK(a_full_table);
+	RUN_IN_NETWORK(without_addresses);
 	RUN_IN_NETWORK(without_descriptors);
 	RUN_IN_NETWORK(the_last_link_is_the_port);
 	return 0;

@@ -414,30 +414,39 @@ unsigned rn_gid_count(void)
 	return count;
 }
 
+static bool take(const struct entry *entry, union ibv_gid *gid, uint32_t *interface)
+{
+	if (!entry->interface)
+		return false;
+	if (gid)
+		*gid = entry->gid;
+	if (interface)
+		*interface = entry->interface;
+	return true;
+}
+
 bool rn_gid_at(uint32_t index, union ibv_gid *gid, uint32_t *interface)
 {
-	uint32_t next = index;
+	bool is_there;
 
-	return index < RN_GIDS && rn_gid_next(&next, gid, interface) && next == index;
+	if (index >= RN_GIDS)
+		return false;
+	lock_current();
+	is_there = take(&table.entries[index], gid, interface);
+	pthread_mutex_unlock(&table.lock);
+	return is_there;
 }
 
 bool rn_gid_next(uint32_t *index, union ibv_gid *gid, uint32_t *interface)
 {
-	struct entry entry = {0};
+	bool is_there;
 
 	lock_current();
 	while (*index < RN_GIDS && !table.entries[*index].interface)
 		++*index;
-	if (*index < RN_GIDS)
-		entry = table.entries[*index];
+	is_there = *index < RN_GIDS && take(&table.entries[*index], gid, interface);
 	pthread_mutex_unlock(&table.lock);
-	if (!entry.interface)
-		return false;
-	if (gid)
-		*gid = entry.gid;
-	if (interface)
-		*interface = entry.interface;
-	return true;
+	return is_there;
 }
 
 static int index_of(const union ibv_gid *gid, uint32_t interface)

@@ -24,10 +24,11 @@ void rn_gid_close(void);
 void rn_gid_watch(void);
 
 unsigned rn_gid_count(void);
-/* False: nothing there. interface: its number in this network namespace; may be NULL, as gid may. */
+/* False: nothing there, and nothing is written. interface: its number in this network namespace; may be NULL, as gid
+ * may. */
 bool rn_gid_at(uint32_t index, union ibv_gid *gid, uint32_t *interface);
 /* The same of the first entry from *index on, which becomes its index. Each call is a system call, as is one of
- * rn_gid_at(): to go through the table with that would take 256 of them, for the handful of addresses that hosts have. */
+ * rn_gid_at(): to go through the table with that would take 256 of them, for the few addresses that hosts have. */
 bool rn_gid_next(uint32_t *index, union ibv_gid *gid, uint32_t *interface);
 /* Is it an address of this host (all of 127.0.0.0/8 are)? */
 bool rn_gid_is_ours(const union ibv_gid *gid);
