@@ -8,6 +8,16 @@
 #include <sys/resource.h>
 
 #include "base/gid.h"
+#include "objects/ah.h"
+
+/* How often the netlink socket was asked for news: nothing else in this program is received from in this way. */
+static _Atomic unsigned looks;
+
+ssize_t recv(int fd, void *to, size_t room, int flags)
+{
+	looks += flags == MSG_DONTWAIT;
+	return recvfrom(fd, to, room, flags, NULL, NULL);
+}
 
 /* What verbs.h's inline functions do. */
 static int query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
@@ -256,6 +266,46 @@ static void without_addresses(void)
 	CHECK_EQ(ibv_close_device(context), 0);
 }
 
+static uint32_t index_for_an_answer(struct ibv_context *context, const char *to)
+{
+	struct ibv_wc wc = {.wc_flags = IBV_WC_GRH};
+	union ibv_gid from = gid_of("10.4.0.9"), near = gid_of(to);
+	struct ibv_ah_attr attr;
+	struct rn_grh grh;
+
+	rn_grh_make(&grh, &from, &near, 0, 0, 17, 64);
+	CHECK_EQ(ibv_init_ah_from_wc(context, 1, &wc, (struct ibv_grh *)&grh, &attr), 0);
+	return attr.grh.sgid_index;
+}
+
+/* Who wants all addresses looks for news once for each, not once for each place in the table. */
+static void few_looks_for_news(void)
+{
+	enum { FEW = 60 }; /* for five addresses */
+	struct ibv_gid_entry entries[RN_GIDS];
+	struct end end;
+
+	ip("link set v0 addrgenmode none && ip link set v1 addrgenmode none");
+	ip("link set v0 up && ip link set v1 up");
+	ip("addr add 10.4.0.1/24 dev v0 && ip addr add 10.5.0.1/24 dev v0");
+	looks = 0;
+	end_open(&end, &(struct end_options){0});
+	CHECK_EQ(rn_gid_count(), 4);
+	CHECK(looks > 0 && looks < FEW);
+	looks = 0;
+	CHECK_EQ(query_gid_table(end.context, entries, RN_GIDS, 0), 4);
+	CHECK(looks > 0 && looks < FEW);
+	ip("addr del 10.4.0.1/24 dev v0");
+	looks = 0;
+	CHECK_EQ(index_for_an_answer(end.context, "10.5.0.1"), 1);
+	CHECK_EQ(index_for_an_answer(end.context, "239.1.2.3"), 1);
+	CHECK_EQ(index_for_an_answer(end.context, "127.0.0.1"), 2);
+	CHECK_EQ(index_for_an_answer(end.context, "::1"), 3);
+	CHECK(looks > 0 && looks < FEW);
+	end_close(&end);
+	expect_live_nothing();
+}
+
 /* What can't be read isn't gone. */
 static void without_descriptors(void)
 {
@@ -312,6 +362,7 @@ int main(void)
 	RUN_IN_NETWORK(gaps);
 	RUN_IN_NETWORK(a_full_table);
 	RUN_IN_NETWORK(without_addresses);
+	RUN_IN_NETWORK(few_looks_for_news);
 	RUN_IN_NETWORK(without_descriptors);
 	RUN_IN_NETWORK(the_last_link_is_the_port);
 	return 0;

@@ -219,6 +219,7 @@ int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only)
 {
 	struct place place = place_of(address, af_only);
 	struct place others[] = {place, {.gid = rn_gid_any_v4}, {.gid = any_v6}, {.gid = any_v6, .v6_only = true}};
+	struct place one = {.port = place.port};
 	int error;
 
 	for (unsigned i = 0; i < sizeof others / sizeof *others; i++) {
@@ -228,14 +229,9 @@ int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only)
 	}
 	if (!rn_cm_is_wildcard(address))
 		return 0;
-	for (uint32_t i = 0; i < RN_GIDS; i++) {
-		struct place one = {.port = place.port};
-
-		if (!rn_gid_next(&i, &one.gid, NULL))
-			break;
+	for (uint32_t i = 0; rn_gid_next(&i, &one.gid, NULL); i++)
 		if (overlap(&place, &one) && (error = why_taken(&one)))
 			return error;
-	}
 	return 0;
 }
 

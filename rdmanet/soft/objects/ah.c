@@ -175,12 +175,27 @@ void rn_ah_destroy_all(struct rn_context *context)
 		ibv_destroy_ah(&container_of(context->ahs.next, struct rn_ah, link)->ah);
 }
 
+/* The index from which the answer to a message leaves: that of the address that it was sent to. If that was a group's or
+ * loopback's, any of the same family. */
+static uint32_t index_for_answers(const union ibv_gid *to)
+{
+	uint32_t any = RN_GIDS - 1;
+	union ibv_gid gid;
+
+	for (uint32_t i = 0; rn_gid_next(&i, &gid, NULL); i++) {
+		if (rn_gid_is_same(&gid, to))
+			return i;
+		if (i < any && is_ipv4(&gid) == is_ipv4(to))
+			any = i;
+	}
+	return any;
+}
+
 /* The address of a message's sender, from the GID that it was sent to. */
 RN_EXPORT int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh,
 				  struct ibv_ah_attr *attr)
 {
-	union ibv_gid from, to, gid;
-	unsigned index = 0;
+	union ibv_gid from, to;
 
 	memset(attr, 0, sizeof(*attr));
 	attr->port_num = port;
@@ -200,14 +215,7 @@ RN_EXPORT int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, str
 	attr->is_global = 1;
 	attr->grh.dgid = from;
 	attr->grh.hop_limit = 0xff;
-	while (index < RN_GIDS && !(rn_gid_at(index, &gid, NULL) && !memcmp(&gid, &to, sizeof(gid))))
-		index++;
-	if (index == RN_GIDS) {
-		/* Sent to a group, or to a loopback address: the answer may leave from any address. */
-		for (index = 0; index < RN_GIDS - 1 && !(rn_gid_at(index, &gid, NULL) && is_ipv4(&gid) == is_ipv4(&to));)
-			index++;
-	}
-	attr->grh.sgid_index = index;
+	attr->grh.sgid_index = index_for_answers(&to);
 	return 0;
 }
 
