@@ -130,13 +130,13 @@ class Endpoint:
         at = self._memories.index(memory)
         del self._memories[at], self._addresses[at]
 
-    def _find(self, address: int, nbytes: int) -> Memory | None:
-        """The registered memory that has these bytes."""
+    def _find(self, address: int, nbytes: int, writable: bool) -> Memory | None:
+        """The registered memory that has these bytes, for operations of our own."""
         at = bisect.bisect(self._addresses, address) - 1
         if at < 0:
             return None
         memory = self._memories[at]
-        return memory if address + nbytes <= memory.address + memory.nbytes else None
+        return memory if memory.serves(address, nbytes, writable) else None
 
     def notifications(self) -> Notifications:
         """What peers have said with their writes: ``async for notification in endpoint.notifications()``.

@@ -28,6 +28,7 @@ from rdmanet.stream.bindings import State
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
 from rdmanet.tensors.descriptor import short
+from rdmanet.tensors.memory import SETTLE_S
 from rdmanet.tensors.messages import (
     VERSION,
     Claim,
@@ -51,7 +52,6 @@ logger = logging.getLogger("rdmanet.tensors")
 
 CLAIMS_MOST: Final = 200
 """What a connection keeps claimed. The owner counts also those that it has yet to end."""
-SETTLE_S: Final = 1.0
 
 
 class Notification(NamedTuple):

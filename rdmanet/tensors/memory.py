@@ -10,6 +10,9 @@ A grant ends when its lease does, when it is revoked, or with the memory. From t
 that have a key have RETURN_S to let go, which their side of the connection does by itself as soon as nothing of theirs
 is under way. Then the device invalidates the key, whatever the peer does; if it cannot, the connection ends. So when
 `revoke` returns, nobody can touch the memory by that grant.
+
+Operations of the endpoint's own use the registration, too, if their arrays lie in the memory. It is closed after them:
+a device that finds it gone meanwhile ends the connection. Those that have not ended in SETTLE_S lose their connection.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from rdmanet._core import AccessFlags, address_of
 from rdmanet.errors import shown
@@ -34,11 +37,20 @@ if TYPE_CHECKING:
 
 RETURN_S: Final = 0.25
 """How long a peer has to let go of memory. One that runs takes much less than that."""
+SETTLE_S: Final = 1.0
+"""How long an operation has to end that is cancelled, or whose memory is closed."""
 RIGHTS: Final[dict[str, AccessFlags]] = {
     "r": AccessFlags.REMOTE_READ,
     "w": AccessFlags.REMOTE_WRITE,
     "rw": AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
 }
+
+
+class Use(Protocol):
+    """An operation of the endpoint's own."""
+
+    def abort(self) -> None:
+        """End it, by the end of its connection."""
 
 
 class Grant:
@@ -120,8 +132,30 @@ class Memory:
         self._is_readonly = view.readonly
         self._endpoint = endpoint
         self._on_close = on_close
+        self._uses: set[Use] = set()
+        self._unused: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
+
+    # -- for operations of our own ---------------------------------------------------------------------------
+
+    def serves(self, address: int, nbytes: int, writable: bool) -> bool:
+        """Whether its registration is for these bytes, and lets a device write to them."""
+        if self._is_closed or (writable and self._is_readonly):
+            return False
+        return self.address <= address and address + nbytes <= self.address + self.nbytes
+
+    def begin_use(self, use: Use) -> None:
+        """An operation uses its registration, until `end_use`."""
+        self._uses.add(use)
+
+    def end_use(self, use: Use) -> None:
+        """It has ended: no device touches the memory for it."""
+        self._uses.discard(use)
+        if self._is_closed and not self._uses and not self._unused.done():
+            self._unused.set_result(None)
+
+    # -- for others ------------------------------------------------------------------------------------------
 
     def describe(self, part: slice | None = None, *, mode: Mode = "r", lease: float | None = None) -> bytes:
         """Let whoever has the result read or write this memory. Send it to them by any channel.
@@ -180,6 +214,7 @@ class Memory:
     async def close(self) -> None:
         """Revoke all that is granted of it, and deregister it. Then its owner may resize or free it.
 
+        Operations of this endpoint's own that use its registration have a second to end; then their connections end.
         Cancelling ends only the wait. A second call waits as the first one does.
         """
         if self._closing is None:
@@ -191,8 +226,16 @@ class Memory:
         await self.revoke()
         while left := [binding.over for binding in self.registered.bindings if not binding.over.done()]:
             await asyncio.wait(left)  # of grants that had ended before
+        if self._uses:
+            timer = self.loop.call_later(SETTLE_S, self._abort_uses)
+            await self._unused
+            timer.cancel()
         self._on_close(self)
         self.registered.close()
+
+    def _abort_uses(self) -> None:
+        for use in list(self._uses):
+            use.abort()
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rdmanet.tensors.memory import Memory
 
     Described = Descriptor | bytes | bytearray | memoryview
-    Find = Callable[[int, int], Memory | None]
+    Find = Callable[[int, int, bool], Memory | None]
 
 _WRITE: Final = 0  # enum ibv_wr_opcode
 _READ: Final = 4
@@ -79,7 +79,7 @@ class Peer:
     ) -> None:
         """
         :param endpoint: our own
-        :param find: our registered memory that has so many bytes from this address on
+        :param find: our registered memory that has so many bytes from this address on, and is to be written to or not
         :param connecting: arguments of create_rdma_connection()
         """
         self.address = address
@@ -257,13 +257,13 @@ class Peer:
             use.hold(remote)
             right = _REMOTE_READ if opcode == _READ else _REMOTE_WRITE
             remote.check(call, right, described.offset, described.nbytes)
-            lkey, there = use.register(array, view), remote.address + described.offset
+            lkey, there = use.register(array, view, opcode == _READ), remote.address + described.offset
             if rows is None:
                 blocks.add(view, lkey, there, remote.rkey)
             else:
                 blocks.add_rows(view, lkey, there, remote.rkey, *rows)
         finally:
-            del checked, view
+            del checked, array, view
 
     # -- its connection ----------------------------------------------------------------------------------------
 
@@ -322,12 +322,13 @@ class Peer:
 class _Use:
     """What a list has until it ends: the peer's memory in use, and its own registered and alive."""
 
-    __slots__ = ("_find", "_registrations", "_views", "link", "remotes")
+    __slots__ = ("_find", "_memories", "_registrations", "_views", "link", "remotes")
 
     def __init__(self, link: Dialled, find: Find) -> None:
         self.link = link
         self._find = find
         self._registrations: list[Registration] = []
+        self._memories: set[Memory] = set()
         self._views: list[memoryview] = []
         self.remotes: list[OfferedMemory] = []
 
@@ -340,21 +341,30 @@ class _Use:
         self.link.regions.begin_use(remote._region)
         self.remotes.append(remote)
 
-    def register(self, array: Any, view: memoryview) -> int:
+    def register(self, array: Any, view: memoryview, writable: bool) -> int:
         """The device's key to our memory."""
         self._views.append(view)
         engine = self.link.regions.engine
-        memory = self._find(address_of(view), view.nbytes)
+        memory = self._find(address_of(view), view.nbytes, writable)
         if memory is not None:
+            memory.begin_use(self)
+            self._memories.add(memory)
             return memory.registered.region_in(engine.pd).lkey
         registration = engine.registrations.take(array, view)
         self._registrations.append(registration)
         return registration.lkey
 
+    def abort(self) -> None:
+        """End the list, by the end of the connection."""
+        self.link.transport.abort()
+
     def close(self) -> None:
         for registration in self._registrations:
             registration.close()
+        for memory in self._memories:
+            memory.end_use(self)
         for remote in self.remotes:
             self.link.regions.end_use(remote._region)
         self._registrations.clear()
+        self._memories.clear()
         self._views.clear()

@@ -6,10 +6,12 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 import rdmanet
 from rdmanet import tensors
+from rdmanet.tensors.link import Served
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, until_seen
 
@@ -182,6 +184,56 @@ async def test_memory_is_closed_once(owner: tensors.Endpoint, peer: tensors.Peer
         memory.describe()
     with pytest.raises(rdmanet.RegionRevokedError):
         await peer.read(described, into=bytearray(4))
+
+
+@pytest.mark.parametrize("way", ["read", "write"])
+async def test_our_own_memory_is_closed_while_it_is_used(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer, way: str
+):
+    """Its registration ends after the operation, so the connection stays."""
+    async with owner.register(memoryview(rdmanet.alloc(64 * MIB))) as memory:
+        described, mine = memory.describe(mode="rw"), bytearray(64 * MIB)
+        await peer.read(tensors.Descriptor.from_bytes(described)[:1], into=memoryview(mine)[:1])
+        registered = user.register(mine)
+        (moving,) = await begin(peer.read(described, mine) if way == "read" else peer.write(mine, described))
+        assert not moving.done()
+        (closing,) = await begin(registered.close())
+        await peer.read(tensors.Descriptor.from_bytes(described)[:1], into=memoryview(mine)[:1])
+        await asyncio.gather(moving, closing)
+        mine.clear()
+    assert peer.statistics()["connections"] == 1
+
+
+async def test_our_own_memory_is_closed_while_its_use_does_not_end(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer, monkeypatch: pytest.MonkeyPatch
+):
+    """Here the owner of the other memory does not answer. Closing does not wait for it."""
+    async with owner.register(bytearray(8)) as memory:
+        first, second, mine = memory.describe(), memory.describe(), bytearray(16)
+        registered = user.register(mine)
+        await peer.read(first, into=memoryview(mine)[:8])
+        monkeypatch.setattr(Served, "_claimed", lambda self, claim: None)
+        halves = memoryview(mine)[:8], memoryview(mine)[8:]
+        (reading,) = await begin(peer.read_many(zip((first, second), halves, strict=True)))
+        assert registered._uses
+        await registered.close()
+        with pytest.raises(ConnectionResetError):
+            await reading
+        assert not registered._uses
+
+
+async def test_memory_that_was_registered_read_only(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer
+):
+    """It is read into by another registration, and written from by this one."""
+    mine = numpy.zeros(4, "u1")
+    constant = mine.view()
+    constant.flags.writeable = False
+    async with owner.register(bytearray(b"text")) as memory, user.register(constant):
+        await peer.read(memory.describe(), into=mine)
+        assert mine.tobytes() == b"text"
+        await peer.write(mine, memory.describe(mode="w"))
+    assert peer.statistics()["connections"] == 1
 
 
 async def test_a_closed_endpoint_refuses(owner: tensors.Endpoint):
