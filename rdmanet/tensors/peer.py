@@ -279,7 +279,11 @@ class Peer:
         if self._dialling is None:
             self._dialling = self._loop.create_task(self._dial())
             self._dialling.add_done_callback(self._dialled)
-        return await asyncio.shield(self._dialling)
+        dialling = self._dialling
+        await asyncio.wait([dialling])
+        if dialling.cancelled():
+            raise ValueError(f"{self!r} was closed meanwhile")
+        return dialling.result()
 
     def _dialled(self, dialling: asyncio.Task[Dialled]) -> None:
         if self._dialling is dialling:

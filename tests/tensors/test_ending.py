@@ -250,6 +250,21 @@ async def test_a_closed_endpoint_refuses(owner: tensors.Endpoint):
         await user.connect(owner.address())
 
 
+async def test_a_peer_is_closed_while_it_connects(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer
+):
+    """Who waits for the connection is told, and is not cancelled."""
+    async with owner.register(bytearray(4)) as memory:
+        assert peer._link is not None
+        peer._link.transport.abort()
+        await peer._link.lost
+        (reading,) = await begin(peer.read(memory.describe(), into=bytearray(4)))
+        assert peer._dialling is not None
+        await peer.close()
+        with pytest.raises(ValueError, match=r"^<Peer .*, closed> was closed meanwhile$"):
+            await reading
+
+
 async def test_an_endpoint_that_was_started_anew_is_another():
     async with tensors.open() as owner:
         address = owner.address()
