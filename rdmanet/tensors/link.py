@@ -180,6 +180,7 @@ class Served(Link):
         self._on_notified = on_notified
         self._links = links
         self._claims: dict[int, tuple[Grant, Binding]] = {}
+        self._keys = 0  # also those that are claimed no more, and have yet to end
         self._deaf_for: set[object] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -236,7 +237,7 @@ class Served(Link):
         if grant is None:
             self.say(Refused(number, Why.ENDED))
             return
-        if len(self._claims) >= ALIVE_MAX:
+        if self._keys >= ALIVE_MAX:
             self.say(Refused(number, Why.TOO_MANY))
             return
         try:
@@ -246,8 +247,9 @@ class Served(Link):
             self.say(Refused(number, Why.FAILED))
             return
         self._claims[number] = grant, binding
+        self._keys += 1
         binding.granted.add_done_callback(functools.partial(self._made, number, binding))
-        binding.over.add_done_callback(functools.partial(self._refused, number, Why.ENDED))
+        binding.over.add_done_callback(functools.partial(self._ended, number, binding))
 
     def _made(self, number: int, binding: Binding, key: asyncio.Future[int]) -> None:
         if self.lost.done() or key.cancelled() or key.exception() is not None:
@@ -259,12 +261,19 @@ class Served(Link):
         except RdmaError as exc:
             logger.warning("%r: memory cannot be put on offer: %s", self, exc)
             grant, _ = self._claims[number]
-            self._refused(number, Why.TOO_MANY)
+            self._refused(number, binding, Why.TOO_MANY)
             grant.let_go(binding)
 
-    def _refused(self, number: int, why: Why, _: object = None) -> None:
+    def _ended(self, number: int, binding: Binding, _: object) -> None:
+        self._keys -= 1
+        self._refused(number, binding, Why.ENDED)
+
+    def _refused(self, number: int, binding: Binding, why: Why) -> None:
         """A claim has ended. Of an offer that was never sent the peer hears only this; otherwise it knows already."""
-        if self._claims.pop(number, None) is not None:
+        claim = self._claims.get(number)
+        # Otherwise it was let go of, and the number may be another's.
+        if claim is not None and claim[1] is binding:
+            del self._claims[number]
             self.say(Refused(number, why))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ import pytest
 import rdmanet
 from rdmanet import tensors
 from rdmanet.errors import ProtocolError
+from rdmanet.stream.bindings import Binding
+from rdmanet.stream.regions import Regions
 from rdmanet.tensors import messages
 from rdmanet.tensors.link import Dialled, Served
 from rdmanet.tensors.messages import Claim, Hello, Notify, Refused, Release, Why, packed
@@ -198,6 +201,35 @@ async def test_more_claims_than_a_connection_can_have(owner: tensors.Endpoint):
         one.transport.abort()  # type: ignore[attr-defined]
         await one.lost
         await until_seen(lambda: not memory.held())
+
+
+async def test_claims_that_are_let_go_of_at_once(owner: tensors.Endpoint, monkeypatch: pytest.MonkeyPatch):
+    """Their keys take time to end, and count until then. A number may come again meanwhile."""
+    alive: list[int] = []
+    bind = Regions.bind
+
+    def counted(self: Regions, *arguments: Any) -> Binding:
+        binding = bind(self, *arguments)
+        alive.append(len(self.held()))
+        return binding
+
+    monkeypatch.setattr(Regions, "bind", counted)
+    async with owner.register(bytearray(4)) as memory:
+        grant = tensors.Descriptor.from_bytes(memory.describe()).grant
+        pairs = [packed(Claim(number % 7, grant)) + packed(Release(number % 7)) for number in range(3000)]
+        one = await stranger(owner, HELLO, *pairs, packed(Claim(7, ID)))
+        await until_seen(lambda: Refused(7, Why.ENDED) in one.answers())
+        await until_seen(lambda: not memory.held())
+        assert len(alive) >= 256 >= max(alive)
+        again = [(packed(Claim(number, grant)), packed(Release(number))) for number in range(10, 13)]
+        for claim, release in again:
+            one.transport.write(claim + release + claim)  # type: ignore[attr-defined]
+        await until_seen(lambda: {"10", "11", "12"} <= {*one.offers} and len(memory.held()) == 3)
+        for _, release in again:
+            one.transport.write(release)  # type: ignore[attr-defined]
+        await until_seen(lambda: not memory.held())
+        one.transport.abort()  # type: ignore[attr-defined]
+        await one.lost
 
 
 async def test_who_does_not_read_the_answers_is_not_heard(owner: tensors.Endpoint, peer: tensors.Peer):
