@@ -176,6 +176,13 @@ class ServerInfo:
     waiting: int = 0
     backlog: int = 0
 
+    def has(self, info: ConnectionInfo) -> bool:
+        """Whether it has accepted this connection: the kernel gives one to who listens at its address."""
+        if info.role != "server" or info.local is None:
+            return False
+        host, port = info.local
+        return any(place in self.places for place in ((host, port), ("0.0.0.0", port), ("::", port)))
+
     def explain(self) -> str:
         """What the server does, and what it waits for: a few lines of text."""
         if not self.places:

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text
@@ -224,7 +224,7 @@ def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
 
 
 def _merged(answers: list[Answer]) -> list[Answer]:
-    """One for each loop: what its loop contexts say, and its switch."""
+    """One for each loop: what its loop contexts say, and its switch. Servers do not count what they have by TCP."""
     loops: dict[int, Answer] = {}
     for answer in answers:
         one = loops.setdefault(answer.loop, Answer(answer.pid, answer.user, loop=answer.loop))
@@ -233,7 +233,12 @@ def _merged(answers: list[Answer]) -> list[Answer]:
         one.connections += answer.connections
     for one in loops.values():
         both = [place for server in one.servers if server.fabric != "rdma" for place in server.places]
-        one.servers = [server for server in one.servers if not _is_part(server, both)]
+        by_tcp = [info for info in one.connections if info.fabric == "tcp"]
+        one.servers = [
+            replace(server, connections=server.connections + sum(map(server.has, by_tcp)))
+            for server in one.servers
+            if not _is_part(server, both)
+        ]
     return list(loops.values())
 
 

@@ -103,18 +103,19 @@ class DualServer(asyncio.AbstractServer):
     def connections(self) -> list[ConnectionInfo]:
         """The connections that it has accepted and that live, by RDMA and by TCP; see ``rdmanet.connections()``."""
         by_rdma = [info for server in self._rdma for info in server.connections]
-        return by_rdma + [info for info in self._tcp_infos() if self._is_ours(info)]
+        return by_rdma + self._by_tcp(self.info_but_tcp())
 
-    def _is_ours(self, info: ConnectionInfo) -> bool:
-        """Whether a connection by TCP is of this server: the kernel gives it to who listens at its address."""
-        places = {sock.getsockname()[:2] for sock in self.sockets}
-        if info.role != "server" or info.local is None:
-            return False
-        host, port = info.local
-        return any(place in places for place in (info.local, ("0.0.0.0", port), ("::", port)))
+    def _by_tcp(self, server: ServerInfo) -> list[ConnectionInfo]:
+        return [info for info in self._tcp_infos() if server.has(info)]
 
     def info(self) -> ServerInfo:
         """The server as it is now."""
+        info = self.info_but_tcp()
+        info.connections += len(self._by_tcp(info))
+        return info
+
+    def info_but_tcp(self) -> ServerInfo:
+        """The same, but its connections by TCP are not counted, so it takes no longer if there are many."""
         from rdmanet.base.accounts import ServerInfo
 
         found = [server.info() for server in self._rdma]
@@ -122,7 +123,7 @@ class DualServer(asyncio.AbstractServer):
             places=[sock.getsockname()[:2] for sock in self.sockets if sock.family in _INTERNET],
             fabric="rdma and tcp" if any(each.places for each in found) else "tcp",
             serving=self.is_serving(),
-            connections=len(self.connections),
+            connections=sum(each.connections for each in found),
             half_open=sum(each.half_open for each in found),
             waiting=sum(each.waiting for each in found),
             backlog=max((each.backlog for each in found), default=0),

@@ -88,8 +88,8 @@ class Switch:
         return tcp_infos(self.base.loop, self._made)
 
     def server_infos(self) -> Iterator[ServerInfo]:
-        """The servers that serve both."""
-        return (server.info() for server in list(self.servers))
+        """The servers that serve both. Who looks counts those by TCP, which are listed one by one."""
+        return (server.info_but_tcp() for server in list(self.servers))
 
     # -- the loop's methods --------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from rdmanet.cli.asking import Answer
+from rdmanet.cli.ss import _merged as merged
 from tests.support.processes import Process
 
 HERE = Path(__file__).parent
@@ -113,6 +116,22 @@ def test_watching_shows_rates_and_the_last_answer_of_who_falls_silent(watched):
         watched.send_signal(signal.SIGKILL)
         while command.hear()["processes"]:
             pass
+
+
+def test_a_server_counts_what_its_loop_has_by_tcp():
+    """Its process leaves that to us. The last answer of a silent process is shown again and again."""
+    place, peer = ("127.0.0.1", 80), ("127.0.0.1", 9)
+    both, half = (ServerInfo([place], fabric, True, 1) for fabric in ("rdma and tcp", "rdma"))
+    other = ServerInfo([("127.0.0.1", 81)], "rdma and tcp", True, 0)
+    by_tcp = [ConnectionInfo("tcp", "", "server", at, peer, "open") for at in (place, place, peer, None)]
+    by_rdma = ConnectionInfo("rdma", "", "server", place, peer, "open")
+    answers = [
+        Answer(1, 0, servers=[both, other], connections=by_tcp),
+        Answer(1, 0, servers=[half], connections=[by_rdma]),
+    ]
+    for _ in range(2):
+        [one] = merged(answers)
+        assert [server.connections for server in one.servers] == [3, 0]
 
 
 def test_nobody_is_there():

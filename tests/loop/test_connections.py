@@ -58,6 +58,23 @@ async def test_a_server_lists_its_clients_by_both():
         await protocol.until(lambda: "lost" in protocol.events)
 
 
+async def test_who_looks_does_not_have_each_server_go_through_all_connections():
+    def all_of_them():
+        raise AssertionError("it asks of each connection")
+
+    loop = asyncio.get_running_loop()
+    async with serving() as (server, port):
+        with socket.create_connection(("127.0.0.1", port)):
+            await until_seen(lambda: server.info().connections == 1)
+            server._tcp_infos = all_of_them
+            [info] = loop._rdmanet.server_infos()
+            assert (info.connections, info.places) == (0, [("127.0.0.1", port)])
+            server._tcp_infos = loop._rdmanet.connection_infos
+            [by_tcp] = server.connections
+            assert info.has(by_tcp)
+        await until_seen(lambda: not server.connections)
+
+
 async def test_a_peer_by_tcp_that_does_not_read():
     class Deaf(Recorder):
         def connection_made(self, transport):
