@@ -184,11 +184,16 @@ class Standins:
         return self._reasons.get(sock, _ITS_OWN) if known else _ITS_OWN
 
     async def use(self, sock: socket.socket) -> None:
-        """The program uses the socket itself: connect it by TCP, if it stands for a connection."""
+        """The program uses the socket itself: connect it by TCP, if it stands for a connection.
+
+        :raises ConnectionRefusedError: TCP is excluded; the socket stands for the connection as before
+        """
         key = id(sock)
-        entry = self.transports.pop(key, None)
+        entry = self.transports.get(key)
         if entry is not None:
             _, transport, address = entry
+            self._refuse_tcp(address)
+            del self.transports[key]
             transport.abort()
             if address is None:
                 return  # what the program does next says that the socket is not connected
@@ -216,14 +221,20 @@ class Standins:
         """The same, for calls that cannot wait. The socket becomes writable when it is connected.
 
         :param sock: the socket, or its descriptor
+        :raises ConnectionRefusedError: TCP is excluded; the socket stands for the connection as before
         """
         for kept, transport, address in list(self.transports.values()):
             found = kept()
             if found is not None and (found is sock or found.fileno() == sock):
+                self._refuse_tcp(address)
                 del self.transports[id(found)]
                 transport.abort()
                 if address is not None:
                     found.connect_ex(address)
+
+    def _refuse_tcp(self, address: SockAddr | None) -> None:
+        if address is not None:
+            self._chooser.refuse_tcp(*address[:2], "the program uses the socket itself")
 
 
 def _leave(sock: socket.socket) -> None:

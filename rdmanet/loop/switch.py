@@ -193,9 +193,20 @@ class Switch:
         return call.connected(made)  # type: ignore[no-any-return]
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> bool:
-        """Connect by RDMA, or by TCP if that is faster. False: the base is to connect the socket."""
-        internet = sock.family in _INTERNET and sock.type == socket.SOCK_STREAM
-        return internet and _is_numeric(address) and await self.standins.connect(sock, address)
+        """Connect by RDMA, or by TCP if that is faster. False: the base is to connect the socket.
+
+        :raises ConnectionRefusedError: RDMA does not reach the peer, and TCP is excluded
+        """
+        if sock.family not in _INTERNET or sock.type != socket.SOCK_STREAM:
+            return False
+        if _is_numeric(address):
+            return await self.standins.connect(sock, address)
+        if isinstance(address, tuple) and len(address) >= 2:  # else the base says what is wrong with it
+            host, port = address[:2]
+            self.chooser.refuse_tcp(
+                host, port, "sock_connect() takes RDMA only to an IP address and a number"
+            )
+        return False
 
     # -- what they are made of -----------------------------------------------------------------------------
 

@@ -28,6 +28,54 @@ async def round_trip(transport, protocol, message=b"hello"):
     await protocol.until(lambda: protocol.data[before:] == message)
 
 
+async def no_wait(call):
+    call()
+
+
+USES = {
+    "sock_sendall": lambda loop, sock: loop.sock_sendall(sock, b"hello"),
+    "sock_recv": lambda loop, sock: loop.sock_recv(sock, 5),
+    "add_reader": lambda loop, sock: no_wait(lambda: loop.add_reader(sock, print)),
+    "add_writer": lambda loop, sock: no_wait(lambda: loop.add_writer(sock.fileno(), print)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_where_tcp_is_excluded_it_is_never_connected(use):
+    loop = asyncio.get_running_loop()
+    rdmanet.patch_loop(loop, fallback=False)
+    async with serving() as (_, port):
+        sock = await connected(port)
+        with pytest.raises(
+            ConnectionRefusedError, match="fallback=False excludes: the program uses the socket itself"
+        ):
+            await USES[use](loop, sock)
+        with pytest.raises(OSError, match="not connected"):
+            sock.getpeername()
+        transport, protocol = await loop.create_connection(Recorder, sock=sock)  # it stands for it as before
+        assert fabric(transport) == "rdma"
+        await round_trip(transport, protocol)
+        transport.close()
+        await protocol.until(lambda: "lost" in protocol.events)
+
+
+@pytest.mark.parametrize("place", [("localhost", "port"), ("127.0.0.1", "text"), ("127.1", "port")])
+async def test_where_tcp_is_excluded_a_name_is_not_connected_to(place):
+    loop = asyncio.get_running_loop()
+    rdmanet.patch_loop(loop, fallback=False)
+    server, port = await plain_server()
+    host, kind = place
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        with pytest.raises(
+            ConnectionRefusedError, match=f"only TCP reaches {host} port {port}, which fallback="
+        ):
+            await loop.sock_connect(sock, (host, str(port) if kind == "text" else port))
+        with pytest.raises(OSError, match="not connected"):
+            sock.getpeername()
+    server.close()
+
+
 async def test_it_becomes_a_transport():
     loop = asyncio.get_running_loop()
     async with serving() as (_, port):
