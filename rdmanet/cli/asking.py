@@ -1,8 +1,8 @@
 """Ask the processes that use rdmanet what they have: for `rdmanet ss`. What they say is checked here.
 
-All are asked at once, and each has `ANSWER_S` to begin, and as long again to go on, as long as something comes. What
-comes is bounded: `LINE_BYTES_MOST` for one line, `ANSWER_BYTES_MOST` for one answer. An answer that breaks a rule is
-none: `Answer.failed` says which.
+As many are asked at once as there are descriptors for. Each has `ANSWER_S` to begin, and as long again to go on, as
+long as something comes. What comes is bounded: `LINE_BYTES_MOST` for one line, `ANSWER_BYTES_MOST` for one answer. An
+answer that breaks a rule is none: `Answer.failed` says which.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import select
 import socket
 import struct
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ import msgspec
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.onlookers import NAME, VERSION
+from rdmanet.loop.kernel import lacks_resources
 from rdmanet.protocol import State
 
 ANSWER_S = 0.5
@@ -81,18 +82,35 @@ def ask_all(pid: int | None = None) -> list[Answer]:
 
     :param pid: ask this one only
     """
-    asked: dict[int, _Asked] = {}
-    found = []
+    names, answers = deque(_names()), []
+    while names:
+        answers += _ask_some(names, pid)
+    return answers
+
+
+def _ask_some(names: deque[tuple[bytes, int]], pid: int | None) -> list[Answer]:
+    """Ask the first ones of these, as many as there are descriptors for; they are taken out.
+
+    :raises OSError: there are none
+    """
+    found: list[_Asked] = []
     try:
-        for name, inode in _names():
-            with contextlib.suppress(OSError):
-                one = _Asked(name, inode)
-                if one.is_ours and pid in (None, one.answer.pid):
-                    asked[one.socket.fileno()] = one
-                    found.append(one)
-                else:
-                    one.socket.close()
-        _hear(asked)
+        while names:
+            try:
+                one = _Asked(*names[0])
+            except OSError as exc:
+                if lacks_resources(exc):
+                    if found:
+                        break
+                    raise
+                names.popleft()  # nobody is there any more
+                continue
+            names.popleft()
+            if one.is_ours and pid in (None, one.answer.pid):
+                found.append(one)
+            else:
+                one.socket.close()
+        _hear({one.socket.fileno(): one for one in found})
     finally:
         for one in found:
             one.socket.close()

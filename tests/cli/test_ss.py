@@ -134,6 +134,30 @@ def test_a_server_counts_what_its_loop_has_by_tcp():
         assert [server.connections for server in one.servers] == [3, 0]
 
 
+FEW_DESCRIPTORS = """
+import json, resource
+from rdmanet.cli import asking, ss
+
+ss.Picture().take(0)  # imports what it needs
+with open("/proc/self/fd/0") as last:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, last.fileno() + 1))
+print(json.dumps([(answer.pid, answer.failed) for answer in asking.ask_all({pid})]))
+"""
+
+
+def test_all_are_asked_though_there_are_descriptors_for_few(watched):
+    """Nobody may hide others from root by many names. This process has two sockets, for its loop and its device."""
+    program = FEW_DESCRIPTORS.replace("{pid}", str(watched.pid))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert (json.loads(done.stdout), done.stderr) == ([[watched.pid, ""]] * 2, "")
+
+
 def test_nobody_is_there():
     assert ss("--pid", 2**31 - 1).endswith("in this network namespace uses rdmanet\n")
 
