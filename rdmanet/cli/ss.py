@@ -30,8 +30,8 @@ _STATES = {
     "R": "busy: its loop has not turned in time",
     "D": "waiting for a disk, or the like",
     "S": "asleep, but its loop does not turn: it waits in a call that blocks",
-    "Z": "it has ended",
 }
+_ENDED = ("", "X", "Z")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -251,13 +251,19 @@ def _is_part(server: ServerInfo, places: list[tuple[str, int]]) -> bool:
 
 
 def _why_silent(answer: Answer) -> str:
+    state = _state(answer.pid)
+    if state in _ENDED:
+        return "it has ended"
     if answer.failed != "late":
         return answer.failed
-    with contextlib.suppress(OSError, IndexError):
-        with open(f"/proc/{answer.pid}/stat", "rb") as file:
-            state = file.read(4096).rpartition(b")")[2].split()[0].decode("ascii", "replace")
-        return f"{_STATES.get(state, 'its loop has not turned in time')} (waited {ANSWER_S} s)"
-    return "it has ended"
+    return f"{_STATES.get(state, 'its loop has not turned in time')} (waited {ANSWER_S} s)"
+
+
+def _state(pid: int) -> str:
+    """The state of a process, a letter; "" if it has ended, and nothing is left of it."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read(4096).rpartition(b")")[2].split()[0].decode("ascii", "replace")
+    return ""
 
 
 def _program(pid: int) -> str:

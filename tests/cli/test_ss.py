@@ -13,6 +13,7 @@ import pytest
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.cli.asking import Answer
 from rdmanet.cli.ss import _merged as merged
+from rdmanet.cli.ss import _why_silent as why_silent
 from tests.support.processes import Process
 
 HERE = Path(__file__).parent
@@ -132,6 +133,15 @@ def test_a_server_counts_what_its_loop_has_by_tcp():
     for _ in range(2):
         [one] = merged(answers)
         assert [server.connections for server in one.servers] == [3, 0]
+
+
+@pytest.mark.parametrize("failed", ["late", "it broke off"])
+def test_a_process_that_ends_while_it_is_asked(failed):
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert why_silent(Answer(process.pid, 0, failed)) == "it has ended"  # nobody has waited for it
+    assert why_silent(Answer(process.pid, 0, failed)) == "it has ended"
+    assert why_silent(Answer(os.getpid(), 0, failed)) != "it has ended"
 
 
 FEW_DESCRIPTORS = """
