@@ -1,5 +1,6 @@
 """Every kind of object at once, ended in random orders: nothing goes before what needs it; see object_graphs.py."""
 
+import os
 import subprocess
 import sys
 
@@ -28,5 +29,10 @@ def test_in_any_order(device: Device, address: str, end: str) -> None:
 def test_alive_at_the_end_of_the_interpreter(device: Device, address: str) -> None:
     """It ends, and quietly."""
     options = ["--end", "exit", "--count", "6", "--seed", "0", "--device", device.name, "--address", address]
-    done = subprocess.run([sys.executable, object_graphs.__file__, *options], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, object_graphs.__file__, *options],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
