@@ -350,6 +350,7 @@ class Lifecycle:
         if made and machine.state is not State.CLOSED and machine.error is None:
             machine.error = error
         machine.receive(Event.ABORT)
+        self.connection.stop_writing()
         if made and machine.told is not Told.LOSS and not self.loop.is_closed():
             self.callbacks.context.run(self._call_connection_lost)
         self.release_now()

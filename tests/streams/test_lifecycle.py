@@ -556,6 +556,19 @@ async def test_nobody_waits_for_a_peer_that_has_gone_to_hear_of_an_abort(net: Ne
     assert not life.teardown.in_farewell
 
 
+@pytest.mark.once
+async def test_a_write_in_connection_lost_is_dropped_if_the_loop_ends_before_the_connection(net: Net):
+    class Parting(Recorder):
+        def connection_lost(self, exc):
+            super().connection_lost(exc)
+            self.transport.write(bytes(MIB))
+
+    client, server = await net.pair(Parting)
+    client.transport._end_now()
+    assert client.events == ["made", "lost"]
+    await server.until_lost()
+
+
 # ---- a cancelled read, whose peer has yet to let go of its memory
 
 
