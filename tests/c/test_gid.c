@@ -281,7 +281,7 @@ static uint32_t index_for_an_answer(struct ibv_context *context, const char *to)
 /* Who wants all addresses looks for news once for each, not once for each place in the table. */
 static void few_looks_for_news(void)
 {
-	enum { FEW = 60 }; /* for five addresses */
+	enum { FEW = 60 }; /* for four addresses */
 	struct ibv_gid_entry entries[RN_GIDS];
 	struct end end;
 
