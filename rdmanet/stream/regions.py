@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -78,7 +79,9 @@ class Regions:
         self._bindings_told: dict[int, Binding] = {}  # those that the peer knows of, by the offer's number
         self._cells: list[memoryview] = []  # for the answers of atomic operations
         self._has_atomics: bool | None = None
-        self._waiting: list[Posted] = []  # work requests for which the queue pair had no room
+        # Work requests for which the queue pair had no room: those of bindings, which go first, and operations.
+        self._bindings_waiting: deque[Posted] = deque()
+        self._waiting: deque[Posted] = deque()
         self.transfers = Transfers(connection)
         self._lists = Lists(connection)
 
@@ -257,7 +260,7 @@ class Regions:
                 operation = Operation.beside(future, opcode, part, address, rkey, compare_add, swap)
                 # Not in the waiting coroutine: cancelling it must not free what the device may still touch.
                 operation.close_after(use)
-                if self._waiting or not operation.post(self.connection):
+                if self._bindings_waiting or self._waiting or not operation.post(self.connection):
                     self._waiting.append(operation)
         except BaseException as exc:
             use.close()
@@ -343,12 +346,12 @@ class Regions:
     # -- work requests -------------------------------------------------------------------------------------
 
     def submit(self, request: Posted) -> None:
-        """Post what begins or ends a binding, ahead of all operations that wait.
+        """Post what begins or ends a binding, ahead of all operations that wait, and behind others of its kind.
 
         :raises OSError: the connection is over
         """
-        if not request.post(self.connection):
-            self._waiting.insert(0, request)
+        if self._bindings_waiting or not request.post(self.connection):
+            self._bindings_waiting.append(request)
 
     def operation_done(self, operation: Posted) -> None:
         """A work request has completed, so there is room for another one."""
@@ -358,16 +361,16 @@ class Regions:
     def post_waiting(self) -> None:
         """Post what has waited for room, as much as there is room for."""
         self.transfers.go_on()  # first: they leave room for the others
-        while self._waiting:
-            first = self._waiting[0]
+        while waiting := self._bindings_waiting or self._waiting:
+            first = waiting[0]
             try:
                 if not first.post(self.connection):
                     return
             except OSError as exc:
-                self._waiting.pop(0)
+                waiting.popleft()
                 first.end(exc)
             else:
-                self._waiting.pop(0)
+                waiting.popleft()
         self._lists.go_on()
 
     def operation_lost(self, operation: Posted) -> None:
@@ -398,7 +401,9 @@ class Regions:
 
     def close(self) -> None:
         """The queue pair is destroyed: end what waited for it."""
-        waiting, self._waiting = self._waiting, []
+        waiting = [*self._bindings_waiting, *self._waiting]
+        self._bindings_waiting.clear()
+        self._waiting.clear()
         for operation in waiting:
             self.operation_lost(operation)
         self.transfers.close(self._why_over())

@@ -53,6 +53,35 @@ async def test_an_offer_arrives_with_all_that_is_known_of_it(net: Net):
     assert not server.offered
 
 
+async def test_what_begins_and_ends_bindings_goes_in_its_order(net: Net):
+    """Ahead of operations. The end of one must not wait for as long as others begin."""
+    client, _ = await net.pair()
+    regions, posted, room = client.transport._regions, [], []
+
+    class Request:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def post(self, connection: object) -> bool:
+            if room:
+                posted.append(self.name)
+            return bool(room)
+
+    for name in ("bind", "invalidate", "bind another"):
+        regions.submit(Request(name))
+        regions._waiting.append(Request(f"operation after {name}"))
+    room.append(True)
+    regions.submit(Request("last"))
+    assert not posted
+    regions.post_waiting()
+    assert posted[:4] == ["bind", "invalidate", "bind another", "last"]
+    assert posted[4:] == [
+        "operation after bind",
+        "operation after invalidate",
+        "operation after bind another",
+    ]
+
+
 @pytest.mark.parametrize("size", [1, 4096, 100_000, 3 * MIB])
 async def test_read(net: Net, size):
     client, server = await net.pair()
