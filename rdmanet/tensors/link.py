@@ -52,6 +52,9 @@ logger = logging.getLogger("rdmanet.tensors")
 
 CLAIMS_MOST: Final = 200
 """What a connection keeps claimed. The owner counts also those that it has yet to end."""
+KEYS_MOST: Final = 1024
+"""Keys of one connection that the owner is making, keeps, or has yet to end: many more than a peer of ours needs, which
+claims and lets go of no more than CLAIMS_MOST at a time."""
 
 
 class Notification(NamedTuple):
@@ -237,7 +240,7 @@ class Served(Link):
         if grant is None:
             self.say(Refused(number, Why.ENDED))
             return
-        if self._keys >= ALIVE_MAX:
+        if len(self._claims) >= ALIVE_MAX or self._keys >= KEYS_MOST:
             self.say(Refused(number, Why.TOO_MANY))
             return
         try:
@@ -280,12 +283,13 @@ class Served(Link):
 class _Claimed:
     """A grant that was claimed, and the memory, once that is on offer."""
 
-    __slots__ = ("answer", "grant", "number", "remote")
+    __slots__ = ("answer", "awaited", "grant", "number", "remote")
 
     def __init__(self, number: int, grant: bytes, answer: asyncio.Future[OfferedMemory | Why]) -> None:
         self.number = number
         self.grant = grant
         self.answer = answer
+        self.awaited = 0  # by so many, who are about to use it
         self.remote: OfferedMemory | None = None
 
 
@@ -327,7 +331,11 @@ class Dialled(Link):
             self._claims[grant] = self._numbers[claimed.number] = claimed
             self.claims += 1
             self.say(Claim(claimed.number, grant))
-        answer = await asyncio.shield(claimed.answer)
+        claimed.awaited += 1
+        try:
+            answer = await asyncio.shield(claimed.answer)
+        finally:
+            claimed.awaited -= 1
         if isinstance(answer, Why):
             raise self.refusal(answer)
         return answer
@@ -351,7 +359,7 @@ class Dialled(Link):
         if len(self._claims) < CLAIMS_MOST:
             return
         for claimed in self._claims.values():
-            if claimed.remote is not None and not claimed.remote.is_used:
+            if claimed.remote is not None and not claimed.awaited and not claimed.remote.is_used:
                 self._forget(claimed)
                 self.say(Release(claimed.number))
                 return

@@ -129,6 +129,48 @@ async def test_blocks_of_many_grants(
         assert mine[0] == theirs[:100]
 
 
+async def test_what_was_just_claimed_is_not_let_go_of(
+    owner: tensors.Endpoint, peer: tensors.Peer, monkeypatch: pytest.MonkeyPatch
+):
+    """Another claim needs room when the answer has come, and who awaits it has not gone on."""
+    monkeypatch.setattr(link, "CLAIMS_MOST", 1)
+    refused: list[rdmanet.RdmaError] = []
+
+    def make_room(_: object) -> None:
+        try:
+            peer._link._make_room()
+        except rdmanet.RdmaError as error:
+            refused.append(error)
+
+    async with owner.register(bytearray(b"text")) as memory:
+        mine = bytearray(4)
+        (reading,) = await begin(peer.read(memory.describe(), into=mine))
+        [claimed] = peer._link._claims.values()
+        claimed.answer.add_done_callback(make_room)
+        await reading
+        assert mine == b"text" and refused
+        peer._link._make_room()
+        assert not peer._link._claims
+
+
+async def test_many_grants_by_turns(owner: tensors.Endpoint, peer: tensors.Peer):
+    """Claims and their ends keep pace with each other, however many wait."""
+    theirs = bytearray(random.Random(6).randbytes(1000))
+    async with owner.register(theirs) as memory:
+        described = [memory.describe(slice(at, at + 1)) for at in range(1000)]
+        at_once = asyncio.Semaphore(200)
+
+        async def read(at: int) -> bytes:
+            async with at_once:
+                mine = bytearray(1)
+                await peer.read(described[at], into=mine)
+                return mine
+
+        for _ in range(3):
+            assert b"".join(await asyncio.gather(*map(read, range(1000)))) == theirs
+    assert peer.statistics()["connections"] == 1
+
+
 async def test_rows(owner: tensors.Endpoint, peer: tensors.Peer):
     table = numpy.random.default_rng(7).random((500, 16), "f4")
     indices = numpy.random.default_rng(8).integers(0, 500, 1000)
