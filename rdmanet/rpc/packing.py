@@ -242,7 +242,7 @@ class Unpacking:
             raise ValueError(f"{text}, behind the arrays before it")
         self._end = place + nbytes
         array = self._memory_for(type_, placed, place, nbytes)
-        if may_have_texts(array.dtype):
+        if nbytes and may_have_texts(array.dtype):
             self._texts.append(array)
         return type_.given(array)
 

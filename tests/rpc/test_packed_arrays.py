@@ -5,6 +5,7 @@ import random
 import sys
 import tracemalloc
 import types
+import weakref
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -474,6 +475,17 @@ async def test_a_caller_that_lies(net: Net, monkeypatch: pytest.MonkeyPatch):
             assert error.code is Code.INVALID_ARGUMENT and says in error.text, (one, error.text)
     assert await client.put({"a": numbers(2)}) == 1
     assert await idle(server)
+
+
+async def test_empty_texts_are_not_kept(net: Net):
+    """Their message has no memory, and nothing remembers them when the call is over."""
+    service = Store()
+    client, _ = await net.pair(service)
+    sent = {"text": numpy.zeros(0, "<U3"), "records": numpy.zeros((3, 0), RECORD)}
+    assert await client.put(sent) == 2 and same(service.state, sent)
+    alive = [weakref.ref(array) for array in service.state.values()]
+    service.state = {}
+    assert [each() for each in alive] == [None, None]
 
 
 async def test_arrays_may_not_have_the_same_memory(net: Net):
