@@ -24,7 +24,6 @@ import importlib
 import math
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any, Final
 
 from rdmanet.rpc.messages import Field, ItemType
@@ -97,7 +96,7 @@ def _fields(dtype: Any) -> list[Field]:
         end = offset + type_.itemsize
     if dtype.itemsize > end:
         found.append(Field("", f"|V{dtype.itemsize - end}"))
-    if sum(1 for _ in _within(found)) > FIELDS_MOST or not dtype.itemsize:
+    if _has_many(found) or not dtype.itemsize:
         raise TypeError(f"an array of {dtype} cannot be sent: a record has 1 to {FIELDS_MOST} fields")
     return found
 
@@ -135,9 +134,13 @@ def item_bytes(type_: ItemType) -> int:
         if found := _named_bytes(type_):
             return found
         raise ValueError(f"an array of {type_!r} is not accepted")
-    if sum(1 for _ in _within(type_)) > FIELDS_MOST:
+    if _has_many(type_):
         raise ValueError(f"an array of records of more than {FIELDS_MOST} fields is not accepted")
-    size = sum(_field_bytes(field) for field in type_)
+    return _record_bytes(type_)
+
+
+def _record_bytes(fields: list[Field]) -> int:
+    size = sum(_field_bytes(field) for field in fields)
     if not 1 <= size <= _ITEM_BYTES_MOST:
         raise ValueError(f"an array of records of {size} bytes is not accepted")
     return size
@@ -149,7 +152,8 @@ def _field_bytes(field: Field) -> int:
         if padding is None or field.shape:
             raise ValueError("an array of records is not accepted in which a field has no name")
         return int(padding[1])
-    return math.prod(field.shape) * item_bytes(field.type)
+    type_ = field.type
+    return math.prod(field.shape) * (item_bytes(type_) if isinstance(type_, str) else _record_bytes(type_))
 
 
 def dtype_of(type_: ItemType) -> Any:
@@ -167,11 +171,14 @@ def dtype_of(type_: ItemType) -> Any:
             raise ValueError(f"an array of {type_!r} needs the package ml_dtypes") from None
     names, formats, offsets, at = [], [], [], 0
     for field in type_:
-        if field.name:
-            names.append(field.name)
-            formats.append((dtype_of(field.type), tuple(field.shape)))
-            offsets.append(at)
-        at += _field_bytes(field)
+        if not field.name:
+            at += _field_bytes(field)
+            continue
+        items = dtype_of(field.type)
+        names.append(field.name)
+        formats.append((items, tuple(field.shape)))
+        offsets.append(at)
+        at += math.prod(field.shape) * items.itemsize  # not asked again of each record in it
     try:
         return numpy.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": at})
     except (TypeError, ValueError, OverflowError) as exc:
@@ -198,12 +205,14 @@ def check_texts(array: Any) -> None:
             raise ValueError("an array of texts has a character that does not exist")
 
 
-def _within(type_: ItemType) -> Iterator[Field]:
-    """The fields of a record, and those of the records in it."""
-    if not isinstance(type_, str):
-        for field in type_:
-            yield field
-            yield from _within(field.type)
+def _has_many(type_: list[Field]) -> bool:
+    """Whether a record has more fields than it may, with those of the records in it."""
+    count, left = 0, [type_]
+    while left and count <= FIELDS_MOST:
+        fields = left.pop()
+        count += len(fields)
+        left += (field.type for field in fields if not isinstance(field.type, str))
+    return count > FIELDS_MOST
 
 
 @functools.lru_cache(512)

@@ -16,11 +16,12 @@ import pytest
 from net import Net, callee, channel, failure, idle
 
 from rdmanet import rpc
-from rdmanet.rpc import Code, lending
+from rdmanet.rpc import Code, item_types, lending
 from rdmanet.rpc.array_types import ArrayType
 from rdmanet.rpc.buffer import bytes_of
+from rdmanet.rpc.item_types import item_type
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.rpc.messages import NIL, Lent, OutCallBringing, OutItemBringing
+from rdmanet.rpc.messages import NIL, Field, ItemType, Lent, OutCallBringing, OutItemBringing
 from rdmanet.rpc.packing import Packed, Packing, Unpacking, unpacked
 from rdmanet.rpc.pending import Pending
 from rdmanet.rpc.schema import schema_of
@@ -486,6 +487,26 @@ async def test_empty_texts_are_not_kept(net: Net):
     alive = [weakref.ref(array) for array in service.state.values()]
     service.state = {}
     assert [each() for each in alive] == [None, None]
+
+
+def test_deep_records_take_no_longer_than_wide_ones(monkeypatch: pytest.MonkeyPatch):
+    """Each field is looked at a few times, however deep it is."""
+    looks: list[Field] = []
+    field_bytes = item_types._field_bytes
+
+    def counted(field: Field) -> int:
+        looks.append(field)
+        return field_bytes(field)
+
+    monkeypatch.setattr(item_types, "_field_bytes", counted)
+    depth = 200
+    type_: ItemType = "|i1"
+    for _ in range(depth):
+        type_ = [Field("a", type_)]
+    unpacking = Unpacking(Packed(msgspec.msgpack.encode([[type_, [1], 0]]), memoryview(b"1")))
+    unpacking.decode(msgspec.msgpack.Decoder(list[numpy.ndarray], dec_hook=unpacked).decode)
+    assert item_type(unpacking.fill()[0].dtype) == type_
+    assert len(looks) < 10 * depth
 
 
 async def test_arrays_may_not_have_the_same_memory(net: Net):
