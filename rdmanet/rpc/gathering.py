@@ -39,8 +39,9 @@ async def fill(loop: asyncio.AbstractEventLoop, unpacking: Unpacking) -> Any:
     """
     memory = unpacking.packed.memory
     assert isinstance(memory, memoryview)
-    await in_turns(loop, [copy for block in unpacking.blocks for copy in block.copies_from(memory)])
-    return unpacking.checked()
+    copies = [copy for block in unpacking.blocks for copy in block.copies_from(memory)]
+    await in_turns(loop, copies + unpacking.text_checks())
+    return unpacking.value
 
 
 async def fetch(loop: asyncio.AbstractEventLoop, unpacking: Unpacking, read: Read) -> Any:
@@ -58,7 +59,8 @@ async def fetch(loop: asyncio.AbstractEventLoop, unpacking: Unpacking, read: Rea
             raise failed.exceptions[0] from None
     else:
         await _read(loop, left, read)
-    return unpacking.checked()
+    await in_turns(loop, unpacking.text_checks())
+    return unpacking.value
 
 
 async def _read(loop: asyncio.AbstractEventLoop, blocks: Iterator[Block], read: Read) -> None:

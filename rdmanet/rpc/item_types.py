@@ -24,6 +24,7 @@ import importlib
 import math
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from rdmanet.rpc.messages import Field, ItemType
@@ -47,6 +48,8 @@ RECORD: Final = "record"
 _FAMILIES: Final = {"bytes_": "S", "str_": "U", "datetime64": "M8", "timedelta64": "m8", "void": RECORD}
 """What an annotation says that names one of these types of NumPy: no length, no unit and no fields."""
 FIELDS_MOST: Final = 256
+_PIECE_BYTES: Final = 1 << 20
+"""The characters of so many bytes are checked at a time."""
 _ITEM_BYTES_MOST: Final = (1 << 31) - 1
 _TEXT: Final = re.compile(r"(?:\|S|[<>]U)([1-9][0-9]{0,9})")
 _TIME: Final = re.compile(r"[<>][Mm]8(?:\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
@@ -185,20 +188,38 @@ def dtype_of(type_: ItemType) -> Any:
         raise ValueError(f"an array of such records is not accepted: {exc}") from None
 
 
-def may_have_texts(dtype: Any) -> bool:
-    """Whether `check_texts` is needed."""
-    return dtype.kind == "U" or dtype.names is not None
+def has_texts(dtype: Any) -> bool:
+    """Whether there are characters to be checked."""
+    if dtype.names is None:
+        return bool(dtype.kind == "U")
+    return any(has_texts(dtype[name].base) for name in dtype.names)
+
+
+def text_checks(array: Any) -> list[Callable[[], None]]:
+    """What checks the characters of an array that has come, in pieces: NumPy would make a str of anything.
+
+    :param array: is C-contiguous. Each piece raises ValueError if it has a character that does not exist
+    """
+    if not array.nbytes or not has_texts(array.dtype):
+        return []
+    items, step = array.reshape(-1), max(1, _PIECE_BYTES // array.itemsize)
+    return [functools.partial(_check, items[start : start + step]) for start in range(0, len(items), step)]
 
 
 def check_texts(array: Any) -> None:
-    """Check the characters of an array that has come, if it has texts: NumPy would make a str of anything.
+    """Do all of these.
 
-    :raises ValueError: there is one that does not exist
+    :raises ValueError: there is a character that does not exist
     """
+    for check in text_checks(array):
+        check()
+
+
+def _check(array: Any) -> None:
     dtype = array.dtype
     if dtype.names is not None:
         for name in dtype.names:
-            check_texts(array[name])
+            _check(array[name])
     elif dtype.kind == "U" and array.size:
         codes = sys.modules["numpy"].ascontiguousarray(array).view(f"{dtype.byteorder}u4")
         if int(codes.max()) > _LAST_CHARACTER:

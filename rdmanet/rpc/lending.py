@@ -32,13 +32,13 @@ from rdmanet.rpc.array_types import ArrayType, shown
 from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.gathering import gather
-from rdmanet.rpc.item_types import check_texts, item_type
+from rdmanet.rpc.item_types import item_type, text_checks
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import LOANS_MOST, Link, read_offer
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.packing import Packed, Packing
-from rdmanet.rpc.paging import brought_in, filled
+from rdmanet.rpc.paging import brought_in, filled, in_turns
 from rdmanet.rpc.stats import Counter
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -429,7 +429,7 @@ async def here(link: Link, type_: Any, value: Any, code: Code, into: Into | None
     data = cast(memoryview, value.data if isinstance(value, Array) else value)
     memory, result = _room(type_, value, data.nbytes, code, into)
     await filled(link.loop, memory, data)
-    return _given(type_, result, code)
+    return await _given(link.loop, type_, result, code)
 
 
 async def fetched(
@@ -445,15 +445,16 @@ async def fetched(
     memory, result = _room(type_, value, loan.length, code, into)
     await brought_in(link.loop, memory)
     await read_offer(link, remote, memory, 0)
-    return type_(memory) if type_ in (bytes, bytearray) else _given(type_, result, code)
+    return type_(memory) if type_ in (bytes, bytearray) else await _given(link.loop, type_, result, code)
 
 
-def _given(type_: Any, result: Any, code: Code) -> Any:
+async def _given(loop: asyncio.AbstractEventLoop, type_: Any, result: Any, code: Code) -> Any:
     """A result as the program gets it, when its bytes are here."""
     if not isinstance(type_, ArrayType):
         return result
     try:
-        check_texts(result)
+        if checks := text_checks(result):
+            await in_turns(loop, checks)
         return type_.given(result)
     except ValueError as exc:
         raise Error(code, str(exc)) from None

@@ -32,7 +32,7 @@ import msgspec
 from rdmanet._core import REUSED_BYTES, unfilled
 from rdmanet.rpc.array_types import ArrayType, declared, taken
 from rdmanet.rpc.buffer import bytes_of
-from rdmanet.rpc.item_types import check_texts, may_have_texts
+from rdmanet.rpc.item_types import check_texts, has_texts, text_checks
 from rdmanet.rpc.messages import Lent, Placed
 
 _ALIGN: Final = 16
@@ -242,7 +242,7 @@ class Unpacking:
             raise ValueError(f"{text}, behind the arrays before it")
         self._end = place + nbytes
         array = self._memory_for(type_, placed, place, nbytes)
-        if nbytes and may_have_texts(array.dtype):
+        if nbytes and has_texts(array.dtype):
             self._texts.append(array)
         return type_.given(array)
 
@@ -273,16 +273,13 @@ class Unpacking:
         assert isinstance(memory, memoryview)
         for block in self.blocks:
             block.copy_from(memory)
-        return self.checked()
-
-    def checked(self) -> Any:
-        """The value, when its arrays are filled.
-
-        :raises ValueError: a text is none
-        """
-        for array in self._texts:
-            check_texts(array)
+        for check in self.text_checks():
+            check()
         return self.value
+
+    def text_checks(self) -> list[Callable[[], None]]:
+        """What checks the arrays, when they are filled; see item_types.text_checks."""
+        return [check for array in self._texts for check in text_checks(array)]
 
 
 _current: Final[ContextVar[Unpacking | None]] = ContextVar("rdmanet.rpc.unpacking", default=None)

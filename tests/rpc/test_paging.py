@@ -11,7 +11,7 @@ from net import Net, idle
 
 from rdmanet import rpc
 from rdmanet._core import bring_in
-from rdmanet.rpc import lending, paging
+from rdmanet.rpc import item_types, lending, paging
 from rdmanet.rpc.paging import LEAST_BYTES, PIECE_BYTES, brought_in, filled
 from tests.support.waiting import loop_turns
 
@@ -90,6 +90,9 @@ class Store(rpc.Service):
     async def put_array(self, data: numpy.ndarray) -> int:
         return data.nbytes
 
+    async def put_arrays(self, data: list[numpy.ndarray]) -> int:
+        return sum(array.nbytes for array in data)
+
     async def peek(self, data: rpc.Buffer) -> int:
         return len(await data.read(0, SIZE))
 
@@ -166,3 +169,27 @@ async def test_what_came_in_messages_is_copied_in_pieces(net: Net, monkeypatch: 
         assert len(await rpc.options(client, into=into).get()) == SIZE
         assert turns >= pieces - 1
     assert (await client.sums(array[:3])).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lend_bytes", [1, 1 << 30])
+async def test_texts_are_checked_in_pieces(net: Net, monkeypatch: pytest.MonkeyPatch, lend_bytes: int):
+    """Also those of records, whose characters are not side by side."""
+    turns: list[int] = []
+    check = item_types._check
+
+    def counted(array: Any) -> None:
+        if array.ndim == 1 and array.dtype == texts.dtype:
+            assert array.nbytes <= item_types._PIECE_BYTES
+            turns.append(turn.number)
+        check(array)
+
+    monkeypatch.setattr(lending, "LEND_BYTES", lend_bytes)
+    monkeypatch.setattr(item_types, "_check", counted)
+    monkeypatch.setattr(paging, "STEP_S", 0)
+    texts = numpy.full((5, SIZE // 16), 1, [("number", "i1"), ("text", "<U1")])
+    client, _ = await net.pair(Store())
+    async with Turn() as turn:
+        for call in (client.put_array(texts), client.put_arrays([texts, numpy.ones(3, "u1")])):
+            turns.clear()
+            assert await call >= texts.nbytes
+            assert len(set(turns)) == len(turns) >= texts.nbytes / item_types._PIECE_BYTES > 2
