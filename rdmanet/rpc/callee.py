@@ -118,8 +118,8 @@ class Callee:
 
     def _made(self) -> None:
         self.server.callees.add(self)
-        self.share = self._answers.share = self.server.shares.join(source(self.link.transport))
         self.peer = peer_of(self.link.transport)
+        self.share = self._answers.share = self.server.shares.join(source(self.peer))
         if self.server.refusal is not None:
             self.link.close()
             return

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rdmanet.errors import shown
-from rdmanet.rpc.peers import peer_of
+from rdmanet.rpc.peers import Peer
 from rdmanet.stream.admission import source_of
 from rdmanet.transport import create_rdma_connection, start_rdma_server
 
@@ -54,8 +54,7 @@ def check(call: str, transport: str, port: int | None) -> None:
         raise ValueError(f"rpc.{call}: transport={shown(transport)} wants {wants}")
 
 
-def source(transport: asyncio.BaseTransport) -> str:
+def source(peer: Peer) -> str:
     """Who is at the other end of a connection that a server has accepted; see admission.source_of."""
-    peer = peer_of(transport)
     user, address = peer.user, peer.address
     return source_of(address[0] if user is None and isinstance(address, tuple) else "", user)

@@ -11,11 +11,13 @@ import datetime  # noqa: F401  before msgspec, see credit.py
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 __all__ = ["Peer"]
+
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -29,7 +31,8 @@ class Peer(msgspec.Struct, frozen=True):
     :ivar user: the number of its user, if it is on this host, and the kernel says so: over Unix sockets, and over the
         embedded device. None: nobody knows
     :ivar group: that of its group, over Unix sockets
-    :ivar process: that of the process that has connected, over Unix sockets
+    :ivar process: that of the process that has connected, over Unix sockets, if it can be seen from here. It may have
+        ended since, and another have its number
     """
 
     address: Any
@@ -52,7 +55,9 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
         kind = "rdma"
     elif sock is not None and sock.family == socket.AF_UNIX:
         kind = "unix"
-        process, user, group = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        known = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        process, user, group = _CREDENTIALS.unpack(known)
+        process = process or None  # of another PID namespace, which has no number here
     else:
         kind = "tcp"
     return Peer(asked("peername"), kind, asked("peercert") or None, user, group, process)

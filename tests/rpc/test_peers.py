@@ -2,13 +2,14 @@
 
 import os
 import ssl
+import struct
 from typing import Any
 
 import pytest
 from net import HOST, Net, failure
 
 from rdmanet import rpc
-from rdmanet.rpc import CallInfo, Code
+from rdmanet.rpc import CallInfo, Code, peers
 from rdmanet.rpc.interceptors import Proceed
 from tests.support.certificates import CERTIFICATES, of_client, of_server
 
@@ -34,6 +35,23 @@ async def test_who_calls(net: Net):
         assert (peer.group, peer.process) == (None, None) and peer.address[0] == HOST
         assert peer.user is None or (net.transport == "rdma" and peer.user == os.getuid())
     assert rpc.peer() is None
+
+
+@pytest.mark.parametrize("transport", ["unix"])
+async def test_numbers_that_the_kernel_may_say(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """Users have 32 bits without sign. A process of another PID namespace has no number here."""
+
+    class Credentials(struct.Struct):
+        def unpack(self, known: Any) -> tuple[Any, ...]:
+            assert super().unpack(known) == (os.getpid(), os.getuid(), os.getgid())
+            return super().unpack(struct.pack("iII", 0, 4294967294, 4294967293))
+
+    monkeypatch.setattr(peers, "_CREDENTIALS", Credentials(peers._CREDENTIALS.format))
+    service = Who()
+    client, _ = await net.pair(service)
+    await client.look()
+    assert service.seen is not None
+    assert (service.seen.user, service.seen.group, service.seen.process) == (4294967294, 4294967293, None)
 
 
 @pytest.mark.parametrize("transport", ["rdma", "tcp"])

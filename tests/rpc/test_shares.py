@@ -98,7 +98,7 @@ def test_bytes_of_all_kinds_count_together():
 
 async def test_peers_are_users_of_this_host_or_addresses(net: Net):
     _, server = await net.pair(Store())
-    found = source(callee(server).link.transport)
+    found = source(callee(server).peer)
     if net.transport == "tcp":
         assert found == channel_address(server)
     else:
