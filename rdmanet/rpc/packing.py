@@ -53,7 +53,9 @@ class Packed:
     __slots__ = ("memory", "nbytes", "raw")
 
     def __init__(self, raw: Any, memory: memoryview | Lent) -> None:
-        self.raw = raw
+        self.raw = (
+            bytes(raw) if isinstance(memory, Lent) else raw
+        )  # it waits, and would keep all that came with it
         self.memory = memory
         self.nbytes = len(raw) + (memory.nbytes if isinstance(memory, memoryview) else 0)
 

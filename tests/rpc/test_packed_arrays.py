@@ -590,6 +590,14 @@ def test_no_other_bytes_are_sent():
     assert sum(bytes_of(ArrayType(None).contiguous(records.T, "x"))) == records.size * 9 * 255
 
 
+def test_what_waits_for_a_loan_keeps_no_more():
+    """Not the other messages that were received with it: those were not counted."""
+    received = bytearray(msgspec.msgpack.encode([["<f4", [1], 0]]) + bytes(1 << 16))
+    packed = Packed(memoryview(received)[: -(1 << 16)], Lent(7, 4))
+    received.clear()  # BufferError: something refers to it
+    assert msgspec.msgpack.decode(packed.raw) == [["<f4", [1], 0]] and packed.nbytes == len(packed.raw)
+
+
 def test_short_arrays_keep_little():
     """An array that is kept does not keep all that has come with it."""
     sent = {str(index): numbers(1 << size) for index, size in enumerate((3, 14, 17, 4, 19, 20, 2))}
