@@ -232,13 +232,13 @@ class Callee:
                 raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
             method, function = self._methods[message.method]
             metadata: Metadata = {}
-            nbytes, limits = len(raw_arguments), self.limits
+            memory, limits = message.memory, self.limits
+            nbytes = received_bytes = len(raw_arguments) + (
+                memory.nbytes if type(memory) is memoryview else 0
+            )
             if message.metadata is not NIL:
                 metadata, metadata_bytes = decoded(message.metadata, limits)
                 nbytes += metadata_bytes
-            memory = message.memory
-            if type(memory) is memoryview:
-                nbytes += memory.nbytes
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
             call = CallInfo(self._service, method.name, metadata, deadline, self)
@@ -275,7 +275,7 @@ class Callee:
                 raise
             return
         counter.begun += 1
-        counter.received_bytes += len(raw_arguments)
+        counter.received_bytes += received_bytes
         server.running.add(running)  # before the task, which may be eager, and end at once
         work = self._run(running, arguments)
         work.send(None)

@@ -416,16 +416,18 @@ class Channel:
         if pending is None:
             self._release(message.number)  # its result may be on loan
             return
-        future = pending.future
+        future, memory = pending.future, message.memory
         pending.returned = message.returned
         pending.counter.received_bytes += len(message.result)
+        if type(memory) is memoryview:
+            pending.counter.received_bytes += memory.nbytes
         if future.done():
             if pending.method.result_is_apart:
                 self._release(message.number)
             return
-        if message.memory is not None:
+        if memory is not None:
             if pending.method.result_brings:
-                future.set_result(Packed(message.result, message.memory))
+                future.set_result(Packed(message.result, memory))
                 return
             self._release(message.number)  # that of what this version does not know
         try:

@@ -478,6 +478,23 @@ async def test_a_caller_that_lies(net: Net, monkeypatch: pytest.MonkeyPatch):
     assert await idle(server)
 
 
+@pytest.mark.parametrize("lend_bytes", [1, 1 << 30])
+async def test_what_is_counted_of_messages(net: Net, monkeypatch: pytest.MonkeyPatch, lend_bytes: int):
+    """Both sides count the same memory: that in messages, or that on loan."""
+    monkeypatch.setattr(lending, "LEND_BYTES", lend_bytes)
+    client, server = await net.pair(Store())
+    state = {"a": numbers(5000), "b": numbers(5000)}
+    nbytes = 40000
+    await client.put(state)
+    assert same(await client.get(), state) and await idle(server)
+    here, there = rpc.stats(client), server.stats()
+    is_lent = net.transport == "rdma" and lend_bytes == 1
+    for sent, received in ((here["put"], there["put"]), (there["get"], here["get"])):
+        for count in (sent.sent_bytes, received.received_bytes):
+            assert 0 <= count - (0 if is_lent else nbytes) < 200
+        assert sent.lent_bytes == received.lent_bytes == (nbytes if is_lent else 0)
+
+
 async def test_empty_texts_are_not_kept(net: Net):
     """Their message has no memory, and nothing remembers them when the call is over."""
     service = Store()
