@@ -37,7 +37,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
@@ -75,27 +75,29 @@ class Source(Protocol):
         """Its servers, as they are now."""
 
 
-class Onlookers:
-    """The socket of one source. It never keeps its source alive."""
+class Readers(NamedTuple):
+    """How a source learns that descriptors are readable.
 
-    def __init__(
-        self,
-        source: Source,
-        loop: asyncio.AbstractEventLoop,
-        add_reader: Callable[[int, Callable[[], None]], object],
-        remove_reader: Callable[[int], object],
-    ) -> None:
-        """
-        :param add_reader: has a function called when a descriptor is readable
-        :param remove_reader: ends that
-        :raises OSError: too few descriptors would be left
-        """
-        self.loop = loop
+    :ivar loop: which calls back
+    :ivar add: has a function called when a descriptor is readable
+    :ivar remove: ends that
+    """
+
+    loop: asyncio.AbstractEventLoop
+    add: Callable[[int, Callable[[], None]], object]
+    remove: Callable[[int], object]
+
+
+class Onlookers:
+    """The socket of one source."""
+
+    def __init__(self, source: Source, readers: Readers) -> None:
+        """:raises OSError: too few descriptors would be left"""
+        self.loop = readers.loop
         self.context = contextvars.Context()
         self.answers: set[_Answer] = set()
-        self._source = weakref.ref(source)
-        self._add_reader = add_reader
-        self._remove_reader = remove_reader
+        self._source = source
+        self._readers = readers
         self._resting: asyncio.TimerHandle | None = None
         self._socket = socket.socket(socket.AF_UNIX, _KIND, 0)
         try:
@@ -111,7 +113,7 @@ class Onlookers:
     def close(self, loop_lives: bool = True) -> None:
         """Answer nobody any more. Later calls do nothing."""
         if self._socket.fileno() >= 0 and loop_lives and self._resting is None:
-            self._remove_reader(self._socket.fileno())
+            self._readers.remove(self._socket.fileno())
         self._close_all()
 
     def _close_all(self) -> None:
@@ -123,10 +125,10 @@ class Onlookers:
 
     def _begin(self) -> None:
         self._resting = None
-        self._add_reader(self._socket.fileno(), self._arrived)
+        self._readers.add(self._socket.fileno(), self._arrived)
 
     def _rest(self) -> None:
-        self._remove_reader(self._socket.fileno())
+        self._readers.remove(self._socket.fileno())
         self._resting = self.loop.call_later(REST_S, self._begin, context=self.context)
 
     def _arrived(self) -> None:
@@ -139,11 +141,10 @@ class Onlookers:
                 self._rest()
                 return
             onlooker.setblocking(False)
-            source = self._source()
-            if source is None or len(self.answers) >= ONLOOKERS_MOST or not may_look(onlooker):
+            if len(self.answers) >= ONLOOKERS_MOST or not may_look(onlooker):
                 onlooker.close()
             else:
-                _Answer(self, onlooker, source).go_on()
+                _Answer(self, onlooker, self._source).go_on()
 
 
 class _Answer:

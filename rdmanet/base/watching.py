@@ -12,11 +12,9 @@ import weakref
 from typing import TYPE_CHECKING
 
 from rdmanet.base.onlookers import Onlookers, Source
+from rdmanet.base.onlookers import Readers as Readers
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
     from rdmanet.base.accounts import ConnectionInfo
 
 logger = logging.getLogger("rdmanet")
@@ -25,18 +23,12 @@ logger = logging.getLogger("rdmanet")
 class Watched:
     """A source can be watched until this is closed."""
 
-    def __init__(
-        self,
-        source: Source,
-        loop: asyncio.AbstractEventLoop,
-        add_reader: Callable[[int, Callable[[], None]], object],
-        remove_reader: Callable[[int], object],
-    ) -> None:
-        """The arguments are those of Onlookers. Without descriptors it can be watched from inside only."""
+    def __init__(self, source: Source, readers: Readers) -> None:
+        """Without descriptors it can be watched from inside only."""
         self._key = id(source)
         self._onlookers: Onlookers | None = None
         try:
-            self._onlookers = Onlookers(source, loop, add_reader, remove_reader)
+            self._onlookers = Onlookers(source, readers)
         except OSError as exc:
             logger.debug("`rdmanet ss` will not see a loop of this process: %s", exc)
         _sources[id(source)] = source

@@ -55,7 +55,7 @@ class Switch:
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         usher = functools.partial(annotation.Usher, self._made)
         self.begin_call: Any = usher if self._ushers else annotation.Making
-        self._watched = watching.Watched(self, loop, self._read, loop.remove_reader)
+        self._watched = watching.Watched(self, watching.Readers(loop, self._read, loop.remove_reader))
 
     def change(self, settings: Settings) -> None:
         """Have these options from now on. Servers keep theirs, and sockets the connections that they stand for."""

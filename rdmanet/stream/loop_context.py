@@ -179,7 +179,7 @@ class LoopContext:
         self._read(self._epoll.fileno(), self._rare_events)
         with _all_lock:
             _all.add(self)
-        self._watched = watching.Watched(self, loop, self._watch_rare, self._forget_rare)
+        self._watched = watching.Watched(self, watching.Readers(loop, self._watch_rare, self._forget_rare))
 
     @property
     def fd(self) -> int:

@@ -37,7 +37,7 @@ class Many:
 
 def watched(source: Many) -> onlookers.Onlookers:
     loop = asyncio.get_running_loop()
-    return onlookers.Onlookers(source, loop, loop.add_reader, loop.remove_reader)
+    return onlookers.Onlookers(source, onlookers.Readers(loop, loop.add_reader, loop.remove_reader))
 
 
 def look(at: onlookers.Onlookers) -> socket.socket:
