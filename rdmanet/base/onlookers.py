@@ -18,12 +18,13 @@ busy or asleep; and ``rdmanet ss --watch`` shows what it has said last.
 The socket is in the abstract namespace, ``rdmanet-ss/PID/RANDOM``: nothing is left behind in the file system, and
 nobody can take the name before. The number is only for people. Who looks takes the process and the user from the kernel
 (SO_PEERCRED), and so does this side: it answers root, and processes of its own user that are in its own user and pid
-namespaces; all others are closed without a word. So nobody learns anything who could not trace this process.
+namespaces and that it may trace, since otherwise it cannot see their namespaces. All others are closed without a word.
 
 Nothing is read from the socket. The answer is a line of JSON about the source, one for each connection, and a last one.
 It is made in slices of `SLICE_S`, between which the loop does its other work, and kept no longer than it takes to send
-a slice. Who does not read is given up after `PATIENCE_S`, and at most `ONLOOKERS_MOST` are answered at a time. If
-nobody can be accepted, for want of descriptors say, nobody is heard for `REST_S`, since the loop would do nothing else.
+a slice. Who does not read is given up after `PATIENCE_S`, and who reads too slowly after `PATIENCE_IN_ALL_S`. At most
+`ONLOOKERS_MOST` are answered at a time. If nobody can be accepted, for want of descriptors say, nobody is heard for
+`REST_S`, since the loop would do nothing else.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ VERSION = 1
 """Of the answers. Who reads another one says so."""
 SLICE_S = 0.0005
 PATIENCE_S = 2.0
+PATIENCE_IN_ALL_S = 10.0
 ONLOOKERS_MOST = 4
 REST_S = 1.0
 
@@ -156,6 +158,7 @@ class _Answer:
         self._pieces = _pieces_of(source)
         self._unsent = b""
         self._until = time.monotonic() + PATIENCE_S
+        self._last = time.monotonic() + PATIENCE_IN_ALL_S
         self._next: asyncio.Handle | None = None
         onlookers.answers.add(self)
 
@@ -170,7 +173,7 @@ class _Answer:
                     return
                 sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                if began > self._until:
+                if began > min(self._until, self._last):
                     self.close()
                     return
                 self._later(_FULL_S)

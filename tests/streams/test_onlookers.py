@@ -90,6 +90,18 @@ async def test_who_does_not_read_is_given_up(monkeypatch):
     at.close()
 
 
+async def test_who_reads_too_slowly_is_given_up(monkeypatch):
+    monkeypatch.setattr(onlookers, "PATIENCE_S", 1000)
+    monkeypatch.setattr(onlookers, "PATIENCE_IN_ALL_S", 0.05)
+    source = Many(1_000_000)
+    at = watched(source)
+    with look(at) as sock:
+        await until_seen(lambda: at.answers)
+        await until_seen(lambda: not (at.answers and sock.recv(1)))
+    assert source.asked < source.count
+    at.close()
+
+
 async def test_few_are_answered_at_a_time():
     source = Many(20_000)
     at = watched(source)
