@@ -62,7 +62,7 @@ ROOMS = [
     ],
     [{"_core", "_verbs"}],
     [
-        {"protocol", "wire.offers"},
+        {"stream.protocol", "wire.offers"},
         {"verbs", "cm", "verbs.device_lookup"},
         {"verbs.device_events"},
         {"verbs.device_log"},
@@ -137,7 +137,7 @@ DIVIDED = {"base", "wire", "verbs", "stream", "rpc", "streams"}
 PURE = {
     "errors",
     "credit",
-    "protocol",
+    "stream.protocol",
     "wire.placement",
     "wire.slots",
     "wire.offers",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmanet.errors import ProtocolError
-from rdmanet.protocol import (
+from rdmanet.stream.protocol import (
     NOTHING,
     STATES,
     TELLING,
