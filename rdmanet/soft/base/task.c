@@ -25,7 +25,7 @@ static void unlink_task(struct rn_task *task)
  * have their turn. */
 void rn_tasks_run(void)
 {
-	struct rn_task mark = {0};
+	static struct rn_task mark; /* one thread at a time runs tasks, and no task runs others */
 
 	if (!rn_engine.tasks)
 		return;
