@@ -15,7 +15,7 @@ The layers, from the top; a module imports only what stands below it:
     verbs_async/  awaitable verbs, on any event loop (queues, cm, connect)
     verbs, cm     the verbs, for programs that want the hardware
     _core         compiled: devices, memory, queues, connection manager, the data engine
-    credit, errors, wire/   flow control, exceptions, what else peers tell each other: pure
+    credit, protocol, errors, wire/   flow control, states, exceptions, what else peers tell each other: pure
     base/         environment variables, log lines, what is needed of an event loop
     abi/, soft/   the verbs' C ABI and its loader; the embedded device
 

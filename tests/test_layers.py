@@ -62,7 +62,7 @@ ROOMS = [
     ],
     [{"_core", "_verbs"}],
     [
-        {"stream.protocol", "wire.offers"},
+        {"protocol", "wire.offers"},
         {"verbs", "cm", "verbs.device_lookup"},
         {"verbs.device_events"},
         {"verbs.device_log"},
@@ -137,7 +137,7 @@ DIVIDED = {"base", "wire", "verbs", "stream", "rpc", "streams"}
 PURE = {
     "errors",
     "credit",
-    "stream.protocol",
+    "protocol",
     "wire.placement",
     "wire.slots",
     "wire.offers",

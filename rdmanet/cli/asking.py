@@ -25,7 +25,7 @@ import msgspec
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.onlookers import NAME, VERSION
 from rdmanet.loop.kernel import lacks_resources
-from rdmanet.stream.protocol import State
+from rdmanet.protocol import State
 
 ANSWER_S = 0.5
 LINE_BYTES_MOST = 1 << 16

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from rdmanet import credit
 from rdmanet._core import CMEvent
+from rdmanet.protocol import Event, State, Writing
 from rdmanet.stream.callbacks import is_buffered
 from rdmanet.stream.establish import Role
 from rdmanet.stream.options import KEEPALIVE
 from rdmanet.stream.parts import Life
-from rdmanet.stream.protocol import Event, State, Writing
 
 FIRST_WORD_S = 0.01
 """How long an accepting side waits for a client's first frame. Mostly it comes at once."""

@@ -15,8 +15,8 @@ import errno
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from rdmanet.protocol import Machine, State
 from rdmanet.stream.connection import Connection
-from rdmanet.stream.protocol import Machine, State
 
 _L = TypeVar("_L")
 

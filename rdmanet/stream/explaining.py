@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from rdmanet._core import Connection
 from rdmanet.base.accounts import ConnectionInfo, Place, ServerInfo
+from rdmanet.protocol import Machine
 from rdmanet.stream.admission import Admission, waiting_for
-from rdmanet.stream.protocol import Machine
 from rdmanet.stream.transport_socket import RdmaSocket
 
 

@@ -39,6 +39,7 @@ from rdmanet import credit
 from rdmanet._core import CMID
 from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.errors import name_peer
+from rdmanet.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
 from rdmanet.stream import tls
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.callbacks import Callbacks, is_buffered
@@ -50,7 +51,6 @@ from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
 from rdmanet.stream.parts import keep_received, steps_of_end
-from rdmanet.stream.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.regions import Regions
 from rdmanet.stream.reports import Reports

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from rdmanet.protocol import Event, Machine
 from rdmanet.stream.callbacks import Callbacks
 from rdmanet.stream.connection import Connection
 from rdmanet.stream.deadlines import Deadlines
@@ -17,7 +18,6 @@ from rdmanet.stream.establish import Endpoint
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
-from rdmanet.stream.protocol import Event, Machine
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.regions import Regions
 from rdmanet.stream.teardown import Teardown

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
 from rdmanet._core import MR, QP, AccessFlags, SharedRing, StreamEngine
+from rdmanet.protocol import State
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.establish import Role
 from rdmanet.stream.lifecycle import Lifecycle
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import REVOKE_TIMEOUT_S, StreamConfig
-from rdmanet.stream.protocol import State
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.server import ConnectRequest
 from rdmanet.stream.tls import face_of

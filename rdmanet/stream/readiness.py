@@ -12,7 +12,7 @@ import os
 import select
 
 from rdmanet._core import Connection
-from rdmanet.stream.protocol import Machine, State
+from rdmanet.protocol import Machine, State
 
 
 def new_bell() -> int:

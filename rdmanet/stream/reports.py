@@ -21,11 +21,11 @@ from rdmanet import credit
 from rdmanet._core import QP, AsyncEvent, CMEvent, WCStatus
 from rdmanet.base import log_rate
 from rdmanet.errors import CompletionResetError, completion_error
+from rdmanet.protocol import Event, State, Told
 from rdmanet.stream import beginning
 from rdmanet.stream.connection import Failure
 from rdmanet.stream.parts import Life
 from rdmanet.stream.peer_memory import Posted
-from rdmanet.stream.protocol import Event, State, Told
 
 logger = logging.getLogger("rdmanet")
 

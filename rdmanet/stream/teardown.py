@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from rdmanet.stream.protocol import ENDINGS, Action, Ending, EndingEvent
+from rdmanet.protocol import ENDINGS, Action, Ending, EndingEvent
 
 FAREWELL_S = 1.0
 """How long our Abort may take to arrive: a peer that is stopped or gone must not keep our memory."""

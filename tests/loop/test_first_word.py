@@ -9,8 +9,8 @@ import os
 import pytest
 from loop_harness import Echo, Recorder, fabric, serving
 
+from rdmanet.protocol import State
 from rdmanet.stream import beginning
-from rdmanet.stream.protocol import State
 from tests.support.waiting import Conditions, loop_turns, until_seen
 
 TURNS = 2

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from harness import HalfOpen, Net, Recorder
 
-from rdmanet.stream.protocol import State
+from rdmanet.protocol import State
 from tests.support.waiting import until_seen
 
 MANY = b"m" * 600_000

@@ -15,8 +15,8 @@ from harness import HOST, THERE, Echo, Net
 from rdmanet import credit
 from rdmanet._core import CMEventType, stream_half_open_bytes
 from rdmanet.base import log_rate
+from rdmanet.protocol import State
 from rdmanet.stream import admission
-from rdmanet.stream.protocol import State
 from tests.support.bare_peer import ABORT, DATA, HELLO, BarePeer, frame
 from tests.support.ports import free_port
 from tests.support.waiting import begin, loop_turns, until_seen

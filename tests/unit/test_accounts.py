@@ -6,7 +6,7 @@ import pytest
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text
 from rdmanet.cli import asking
-from rdmanet.stream.protocol import State
+from rdmanet.protocol import State
 
 QUIET = {
     "bytes_sent": 7,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmanet.errors import ProtocolError
-from rdmanet.stream.protocol import (
+from rdmanet.protocol import (
     NOTHING,
     STATES,
     TELLING,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rdmanet.stream.protocol import ENDINGS, NOTHING, Action, Ending
-from rdmanet.stream.protocol import EndingEvent as Event
+from rdmanet.protocol import ENDINGS, NOTHING, Action, Ending
+from rdmanet.protocol import EndingEvent as Event
 from rdmanet.stream.teardown import Teardown
 
 
