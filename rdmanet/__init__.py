@@ -114,7 +114,6 @@ _MODULES = (
     "blocking",
     "credit",
     "errors",
-    "files",
     "loop",
     "rpc",
     "streams",

@@ -45,7 +45,7 @@ RPC_GROUND |= {
     "rpc.stats",
 }
 
-PUBLIC_NAMES = {"anyio_streams", "blocking", "files", "trio_streams"}  # of modules of streams/
+PUBLIC_NAMES = {"anyio_streams", "blocking", "trio_streams"}  # of modules of streams/
 
 # Each room is a list of sides that do not import each other.
 ROOMS = [

@@ -13,7 +13,6 @@ from rdmanet.streams import byte_stream
 MODULES = {
     "rdmanet.streams": ["RdmaStreamWriter", "open_rdma_connection", "start_rdma_stream_server"],
     "rdmanet.blocking": ["RdmaStream", "RdmaStreamListener", "listen_rdma_stream", "open_rdma_stream"],
-    "rdmanet.files": ["sendfile"],
     "rdmanet.transport": ["RdmaServer", "RdmaTransport", "create_rdma_connection", "start_rdma_server"],
 }
 NAMES = [(module, name) for module, names in MODULES.items() for name in names]
