@@ -232,10 +232,18 @@ async def test_claims_that_are_let_go_of_at_once(owner: tensors.Endpoint, monkey
         await one.lost
 
 
+async def link_of(owner: tensors.Endpoint, one: Stranger) -> Served:
+    def found() -> list[Served]:
+        return [each for each in owner._links if each.transport.get_extra_info("peername") == one.name()]
+
+    await until_seen(found)  # who connects can hear of it first
+    return found()[0]
+
+
 async def test_who_does_not_read_the_answers_is_not_heard(owner: tensors.Endpoint, peer: tensors.Peer):
     """Otherwise the answers to its claims pile up here."""
     one = await stranger(owner, HELLO)
-    [link] = [each for each in owner._links if each.transport.get_extra_info("peername") == one.name()]
+    link = await link_of(owner, one)
     one.transport.pause_reading()  # type: ignore[attr-defined]
     claim = packed(Claim(1, ID))
     while link.transport.is_reading():
