@@ -153,6 +153,8 @@ def table(results: Sequence[Result]) -> str:
         for result in results:
             for trouble in getattr(result, kind):
                 lines.append(f"{kind}: {result.name}: {trouble.name} ({trouble.what})")
+    for result in results:
+        lines += [f"skipped: {result.name}: {count} because: {why}" for why, count in result.reasons.items()]
     passed, failed, skipped = (
         sum(count(result) for result in results)
         for count in (lambda r: r.passed + len(r.unsteady), lambda r: len(r.failed), lambda r: r.skipped)

@@ -18,6 +18,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,7 @@ class Result:
     name: str
     passed: int = 0
     skipped: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # why tests were skipped, and how many for each
     left_out: int = 0
     seconds: float = 0
     troubles: list[Trouble] = field(default_factory=list)
@@ -183,8 +185,10 @@ class Pytest:
         result = Result(self.name)
         self._seen.clear()
         await asyncio.gather(*(self._work(number, folder, began, result) for number in range(self.workers)))
-        result.passed = sum(events.count("passed") for events in self._seen)
-        result.skipped = sum(events.count("skipped") for events in self._seen)
+        result.passed = sum(list(events.ended.values()).count("passed") for events in self._seen)
+        for events in self._seen:
+            result.reasons.update(events.skipped)
+        result.skipped = result.reasons.total()
         result.left_out = max((events.deselected for events in self._seen), default=0)
         result.seconds = time.monotonic() - began
         return result
@@ -276,12 +280,10 @@ class Events:
         self.finished: int | None = None
         self.ended: dict[str, str] = {}
         self.bad: dict[str, str] = {}
+        self.skipped: list[str] = []  # the reasons
         self.took: dict[str, float] = {}
         self._rest = b""
         self._at = 0
-
-    def count(self, outcome: str) -> int:
-        return sum(each == outcome for each in self.ended.values())
 
     async def follow(self) -> None:
         while True:
@@ -312,6 +314,8 @@ class Events:
                 if outcome == "failed":
                     self.bad[test] = text
                     print(f"\n{self.step.name}: FAILED {test}\n{tail(text, 60)}", flush=True)
+                elif outcome == "skipped":
+                    self.skipped.append(text)
             case {"finished": int(status)}:
                 self.finished = status
 
@@ -400,6 +404,7 @@ def result_to(result: Result) -> dict[str, object]:
         "step": result.name,
         "passed": result.passed,
         "skipped": result.skipped,
+        "reasons": result.reasons,
         "left_out": result.left_out,
         "seconds": round(result.seconds, 1),
         "failed": [plain(trouble) for trouble in result.failed],
@@ -423,6 +428,7 @@ def result_from(stored: dict[str, object], name: str) -> Result:
         name,
         int(number("passed")),
         int(number("skipped")),
+        Counter(stored["reasons"]),  # type: ignore[call-overload]
         int(number("left_out")),
         number("seconds"),
         failed=[*troubles("failed")],

@@ -25,6 +25,14 @@ def test_once():
         seen.touch()
         raise AssertionError("the first time")
 """
+SKIPS = """
+import pytest
+@pytest.mark.skip(reason="no adapter")
+def test_one(): pass
+def test_two(): pytest.skip("no adapter")
+@pytest.mark.xfail(reason="not built")
+def test_three(): assert False
+"""
 HANGS = "import time\ndef test_hangs(): time.sleep(1000)\n"
 SEGFAULT = "import ctypes\ndef test_crashes(): ctypes.string_at(0)\n"
 # A crash that would not come again.
@@ -67,6 +75,14 @@ def test_passes(run: Run) -> None:
     green, result = run(GOOD)
     assert green
     assert (result["passed"], result["failed"], result["unsteady"]) == (2, [], [])
+
+
+def test_why_tests_were_skipped_is_printed(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    green, result = run(GOOD, SKIPS)
+    assert green
+    assert (result["passed"], result["skipped"]) == (2, 3)
+    assert result["reasons"] == {"no adapter": 2, "expected to fail: not built": 1}
+    assert "skipped: sample: 2 because: no adapter\n" in capfd.readouterr().out
 
 
 def test_what_always_fails_is_a_failure(run: Run) -> None:

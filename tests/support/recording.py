@@ -83,6 +83,7 @@ class Recorder:
             self.outcome["text"] += "\n".join([head, report.longreprtext, *captured, ""])
         elif report.skipped and self.outcome["outcome"] == "passed":
             self.outcome["outcome"] = "skipped"
+            self.outcome["text"] = why_skipped(report)
 
     def pytest_runtest_logfinish(self) -> None:
         self.write(**self.outcome)
@@ -90,6 +91,12 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.write(finished=int(exitstatus))
+
+
+def why_skipped(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"expected to fail: {report.wasxfail}"
+    return report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
 
 
 class Sharer:
