@@ -206,7 +206,8 @@ class Link(asyncio.Protocol):
         if self.error is None:
             self.error = error
         self.is_over = True
-        self.transport.abort()
+        if not self.closed.done():  # asyncio's TLS cannot be aborted then, in Python 3.11.2
+            self.transport.abort()
 
     # -- asyncio's protocol --------------------------------------------------------------------------------
 

@@ -93,7 +93,8 @@ async def serving(
             await asyncio.wait(on_their_way)
         server.close()
         for writer in all_of_them:
-            writer.transport.abort()
+            with suppress(AttributeError):  # from Python 3.11.2, if the connection has ended under TLS
+                writer.transport.abort()
         for writer in all_of_them:
             with suppress(ConnectionError):
                 await writer.wait_closed()
