@@ -9,6 +9,7 @@ from loop_harness import fabric
 
 import rdmanet
 from tests.support.certificates import of_client, of_server
+from tests.support.ending import abort
 from tests.support.waiting import until_seen
 
 SERVER, CLIENT = of_server(), of_client()
@@ -69,7 +70,7 @@ async def pair(kind: str = "asyncio's", has_tls: bool = False):
     finally:
         server.close()
         for each in writer, far[1]:
-            each.transport.abort()
+            abort(each.transport)
 
 
 def unread(reader) -> bytes:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import rdmanet
+from tests.support import ending
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import loop_turns, until_seen
 
@@ -93,8 +94,7 @@ async def serving(
             await asyncio.wait(on_their_way)
         server.close()
         for writer in all_of_them:
-            with suppress(AttributeError):  # from Python 3.11.2, if the connection has ended under TLS
-                writer.transport.abort()
+            ending.abort(writer.transport)
         for writer in all_of_them:
             with suppress(ConnectionError):
                 await writer.wait_closed()
