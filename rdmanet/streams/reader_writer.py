@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast
@@ -90,6 +91,15 @@ class RdmaStreamWriter(CompiledWriter, asyncio.StreamWriter):
             self._connection = transport._life.connection
         else:
             self.__class__ = _TlsWriter
+
+    def __del__(self) -> None:
+        """As asyncio's, which Python 3.11.2 lacks: a stream that is forgotten is closed."""
+        if not self.transport.is_closing():
+            if self._loop.is_closed():  # type: ignore[attr-defined]
+                warnings.warn("loop is closed", ResourceWarning, stacklevel=2)
+            else:
+                self.close()
+                warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     _drain_as_asyncio = asyncio.StreamWriter.drain
 

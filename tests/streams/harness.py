@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import rdmanet
+from tests.support import ending
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import Conditions
 
@@ -299,7 +300,7 @@ class Net:
         for server in self.servers:
             server.close()
         for writer in self.writers:
-            writer.transport.abort()
+            ending.abort(writer.transport)
         for recorder in self.recorders:
             if recorder.transport is not None and not recorder.lost:
                 recorder.transport.abort()
