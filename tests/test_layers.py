@@ -117,7 +117,7 @@ ROOMS = [
         {"rpc.lending"},
         {"rpc.keepalive"},
         {"rpc.parting"},
-        {"rpc.interceptors"},
+        {"rpc.interceptors", "rpc.tracing"},
         {"rpc.builtin"},
     ],
     [
