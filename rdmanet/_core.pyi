@@ -1126,6 +1126,9 @@ def alloc(nbytes: int, *, huge_pages: bool | Literal["try"] = False) -> Allocate
     :raises OSError: ENOMEM; EMFILE, because each needs a descriptor
     """
 
+def region_for_peers(pd: PD, buffer: Buffer, access: AccessFlags | int) -> MR:
+    """`pd.reg_mr(buffer, access)`, but peers of the embedded device can map what lies in memory of `alloc()`."""
+
 # ---- reuse.pxi ----
 
 REUSED_BYTES: int

@@ -280,13 +280,13 @@ cdef class MR(Resource):
         where = f"{self.length} bytes at {<uintptr_t>self.addr:#x}"
         return f"<MR {where}, lkey {self.ptr.lkey:#x}, {self.access!r}>"
 
-    cdef MR register(self, PD pd, int access, int fd=-1):
+    cdef MR register(self, PD pd, int access, int fd=-1, uint64_t offset=0):
         cdef const verbs.rn_library *c = pd.context.library.c
         cdef int rc
         self.iova = 0 if access & verbs.IBV_ACCESS_ZERO_BASED else <uintptr_t>self.addr
         with nogil:
             if fd >= 0:
-                rc = verbs.rn_reg_dmabuf_mr(c, pd.ptr, 0, self.length, self.iova, fd, access, &self.ptr)
+                rc = verbs.rn_reg_dmabuf_mr(c, pd.ptr, offset, self.length, self.iova, fd, access, &self.ptr)
             else:
                 rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
         if rc == -EINVAL:

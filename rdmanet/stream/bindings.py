@@ -44,7 +44,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
-from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine
+from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine, region_for_peers
 from rdmanet.errors import ProtocolError, completion_error, shown
 from rdmanet.wire.remote import RemoteMemory
 
@@ -448,7 +448,7 @@ def region_of(buffer: Any, rights: AccessFlags, pd: PD) -> MR:
     if rights & _REMOTE_CHANGES:
         needed |= AccessFlags.LOCAL_WRITE
     try:
-        return pd.reg_mr(buffer, needed)
+        return region_for_peers(pd, buffer, needed)
     except TypeError:
         raise TypeError(
             f"offer(): {type(buffer).__name__!r} is neither a memory region nor an object with the buffer protocol"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from rdmanet._core import MR, PD, AccessFlags
+from rdmanet._core import MR, PD, AccessFlags, region_for_peers
 from rdmanet.base.closable import Closable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RegisteredMemory(Closable):
         region = self._regions.get(pd)
         if region is None:
             access = AccessFlags.MW_BIND if view.readonly else AccessFlags.MW_BIND | AccessFlags.LOCAL_WRITE
-            region = self._regions[pd] = pd.reg_mr(view, access)
+            region = self._regions[pd] = region_for_peers(pd, view, access)
         return region
 
     def close(self) -> None:

@@ -1,14 +1,21 @@
-"""Keeps memory that others may read, says where it is, and ends with its input."""
+"""Keeps memory that others may read, says where it is, and ends with its input; "allocated": of alloc()."""
 
 import asyncio
 import json
 import sys
 
+import rdmanet
 from rdmanet import tensors
+
+NBYTES = 1 << 20
 
 
 async def main() -> None:
-    async with tensors.open() as endpoint, endpoint.register(bytearray(b"k" * (1 << 20))) as memory:
+    # Neither begins at the beginning of a page.
+    of = rdmanet.alloc if sys.argv[1:] == ["allocated"] else bytearray
+    kept = memoryview(of(NBYTES + 100))[100:]
+    kept[:] = b"k" * NBYTES
+    async with tensors.open() as endpoint, endpoint.register(kept) as memory:
         facts = {
             "address": endpoint.address().hex(),
             "descriptor": memory.describe().hex(),

@@ -1,7 +1,10 @@
 """Reads and writes of another endpoint's memory: the bytes, what is refused before it begins, and notifications."""
 
 import asyncio
+import os
 import random
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -9,8 +12,11 @@ import pytest
 import rdmanet
 from rdmanet import tensors
 from rdmanet.tensors import endpoint, link
+from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, until_seen
 
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
 MIB = 1 << 20
 KIB = 1 << 10
 
@@ -327,3 +333,23 @@ async def test_one_connection_for_all_who_ask(owner: tensors.Endpoint, user: ten
     assert len({*map(id, peers)}) == 1
     assert peers[0].statistics()["connections"] == 1
     assert len(owner._links) == 1
+
+
+@pytest.mark.parametrize(("kind", "way"), [("plain", "bytes_cma"), ("allocated", "bytes_mapped")])
+async def test_how_the_device_reaches_them(user: tensors.Endpoint, kind: str, way: str):
+    """Memory of alloc() is mapped: a READ of it is no system call."""
+    with AwaitedProcess(sys.executable, HERE / "keeper.py", kind, env=ENVIRONMENT) as keeper:
+        facts = await keeper.hear()
+        peer = await user.connect(bytes.fromhex(facts["address"]))
+        assert peer._link is not None
+        context = peer._link.regions.engine.pd.context
+        mine = bytearray(facts["nbytes"])
+        await peer.read(bytes.fromhex(facts["descriptor"]), into=mine)
+        before = context.counters()
+        if before.get("bytes_stream", 1):
+            pytest.skip("only the embedded device, and not its path by TCP")
+        await peer.read(bytes.fromhex(facts["descriptor"]), into=mine)
+        after = context.counters()
+        assert after[way] - before[way] >= len(mine)
+        assert mine.count(b"k") == len(mine)
+        mine.clear()
