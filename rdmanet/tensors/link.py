@@ -19,7 +19,7 @@ import contextlib
 import errno
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from rdmanet._core import Blocks
@@ -301,7 +301,7 @@ class Dialled(Link):
         self._claims: dict[bytes, _Claimed] = {}  # by the grant; the least recently used first
         self._numbers: dict[int, _Claimed] = {}
         self._last_number = 0
-        self._active: dict[Blocks, list[OfferedMemory]] = {}
+        self._active: dict[Blocks, Collection[OfferedMemory]] = {}
         self.claims = 0
 
     # -- claims ----------------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ class Dialled(Link):
 
     # -- lists of blocks -------------------------------------------------------------------------------------
 
-    async def carry_out(self, blocks: Blocks, remotes: list[OfferedMemory]) -> None:
+    async def carry_out(self, blocks: Blocks, remotes: Collection[OfferedMemory]) -> None:
         """Read or write a list. When this ends, however it does, no device touches its memory any more."""
         future = blocks.future
         self._active[blocks] = remotes

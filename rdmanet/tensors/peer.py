@@ -210,15 +210,17 @@ class Peer:
             use = _Use(link, self._find)
             blocks = new_list(self._loop.create_future(), opcode)
             try:
-                for at in range(len(checked)):
-                    if checked[at][0].nbytes:
-                        await self._add(blocks, use, call, opcode, checked[at], rows)
+                for described in [each[0] for each in checked]:
+                    if described.nbytes and described.grant not in use.remotes:
+                        remote = link.claimed(described.grant) or await link.claim(described.grant)
+                        use.hold(described.grant, remote)
+                self._fill(blocks, use, call, opcode, checked, rows)
             except BaseException:
                 use.close()
                 raise
             blocks.close_after(use)
             try:
-                await link.carry_out(blocks, use.remotes)
+                await link.carry_out(blocks, use.remotes.values())
             finally:
                 counters["bytes_read" if opcode == _READ else "bytes_written"] += blocks.moved
             if notify is not None:
@@ -238,32 +240,28 @@ class Peer:
         finally:
             checked.clear()  # an error's traceback has this frame, and would keep the caller's memory exported
 
-    async def _add(
+    def _fill(
         self,
         blocks: Blocks,
         use: _Use,
         call: str,
         opcode: int,
-        checked: tuple[Descriptor, Any, memoryview],
+        checked: list[tuple[Descriptor, Any, memoryview]],
         rows: tuple[int, int, Any] | None,
     ) -> None:
-        """Add a block to a list, or rows, after claiming the peer's memory if that has not been done."""
-        described, array, view = checked
-        try:
-            link = use.link
-            remote = link.claimed(described.grant)
-            if remote is None:
-                remote = await link.claim(described.grant)
-            use.hold(remote)
-            right = _REMOTE_READ if opcode == _READ else _REMOTE_WRITE
-            remote.check(call, right, described.offset, described.nbytes)
-            lkey, there = use.register(array, view, opcode == _READ), remote.address + described.offset
+        """Put all that was checked into a list of blocks. The peer's memory has been claimed."""
+        right = _REMOTE_READ if opcode == _READ else _REMOTE_WRITE
+        for at in range(len(checked)):  # no other names for arrays: a traceback has this frame, too
+            described, offset = checked[at][0], checked[at][0].offset
+            if not described.nbytes:
+                continue
+            remote = use.remotes[described.grant]
+            remote.check(call, right, offset, described.nbytes)
+            lkey, there = use.register(*checked[at][1:], opcode == _READ), remote.address + offset
             if rows is None:
-                blocks.add(view, lkey, there, remote.rkey)
+                blocks.add(checked[at][2], lkey, there, remote.rkey)
             else:
-                blocks.add_rows(view, lkey, there, remote.rkey, *rows)
-        finally:
-            del checked, array, view
+                blocks.add_rows(checked[at][2], lkey, there, remote.rkey, *rows)
 
     # -- its connection ----------------------------------------------------------------------------------------
 
@@ -324,39 +322,47 @@ class Peer:
 
 
 class _Use:
-    """What a list has until it ends: the peer's memory in use, and its own registered and alive."""
+    """What a list has until it ends: the peer's memory in use, and its own registered and alive.
 
-    __slots__ = ("_find", "_memories", "_registrations", "_views", "link", "remotes")
+    :ivar remotes: the peer's memory, by its grant
+    """
+
+    __slots__ = ("_find", "_lkey", "_memories", "_memory", "_registrations", "_views", "link", "remotes")
 
     def __init__(self, link: Dialled, find: Find) -> None:
         self.link = link
+        self.remotes: dict[bytes, OfferedMemory] = {}
         self._find = find
         self._registrations: list[Registration] = []
         self._memories: set[Memory] = set()
+        self._memory: Memory | None = None  # the last one, and its key: blocks that follow are often in it
+        self._lkey = 0
         self._views: list[memoryview] = []
-        self.remotes: list[OfferedMemory] = []
 
-    def hold(self, remote: OfferedMemory) -> None:
+    def hold(self, grant: bytes, remote: OfferedMemory) -> None:
         """From now on the peer's memory is in use: its owner waits until it is not, for some time."""
-        if self.remotes and self.remotes[-1] is remote:
-            return
         if remote.revoked:
             raise self.link.refusal(Why.ENDED)
         self.link.regions.begin_use(remote._region)
-        self.remotes.append(remote)
+        self.remotes[grant] = remote
 
     def register(self, array: Any, view: memoryview, writable: bool) -> int:
         """The device's key to our memory."""
         self._views.append(view)
+        address, nbytes = address_of(view), view.nbytes
+        if self._memory is not None and self._memory.serves(address, nbytes, writable):
+            return self._lkey
         engine = self.link.regions.engine
-        memory = self._find(address_of(view), view.nbytes, writable)
-        if memory is not None:
+        memory = self._find(address, nbytes, writable)
+        if memory is None:
+            registration = engine.registrations.take(array, view)
+            self._registrations.append(registration)
+            return registration.lkey
+        if memory not in self._memories:
             memory.begin_use(self)
             self._memories.add(memory)
-            return memory.registered.region_in(engine.pd).lkey
-        registration = engine.registrations.take(array, view)
-        self._registrations.append(registration)
-        return registration.lkey
+        self._memory, self._lkey = memory, memory.registered.region_in(engine.pd).lkey
+        return self._lkey
 
     def abort(self) -> None:
         """End the list, by the end of the connection."""
@@ -367,8 +373,9 @@ class _Use:
             registration.close()
         for memory in self._memories:
             memory.end_use(self)
-        for remote in self.remotes:
+        for remote in self.remotes.values():
             self.link.regions.end_use(remote._region)
         self._registrations.clear()
         self._memories.clear()
         self._views.clear()
+        self._memory = None

@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 
 import rdmanet
 from rdmanet import tensors
+from rdmanet.stream.blocks import Lists
 from rdmanet.tensors.link import Served
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, until_seen
@@ -207,19 +209,38 @@ async def test_our_own_memory_is_closed_while_it_is_used(
 async def test_our_own_memory_is_closed_while_its_use_does_not_end(
     owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer, monkeypatch: pytest.MonkeyPatch
 ):
-    """Here the owner of the other memory does not answer. Closing does not wait for it."""
-    async with owner.register(bytearray(8)) as memory:
-        first, second, mine = memory.describe(), memory.describe(), bytearray(16)
+    """Here there is never room to post it. Closing does not wait for it."""
+    async with owner.register(bytearray(16)) as memory:
+        described, mine = memory.describe(), bytearray(16)
         registered = user.register(mine)
-        await peer.read(first, into=memoryview(mine)[:8])
-        monkeypatch.setattr(Served, "_claimed", lambda self, claim: None)
-        halves = memoryview(mine)[:8], memoryview(mine)[8:]
-        (reading,) = await begin(peer.read_many(zip((first, second), halves, strict=True)))
+        await peer.read(described, into=mine)
+        monkeypatch.setattr(Lists, "go_on", lambda self: None)
+        (reading,) = await begin(peer.read(described, into=mine))
         assert registered._uses
         await registered.close()
         with pytest.raises(ConnectionResetError):
             await reading
         assert not registered._uses
+
+
+async def test_our_own_memory_is_closed_while_a_claim_is_not_answered(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer, monkeypatch: pytest.MonkeyPatch
+):
+    """It is not in use yet: closing it takes no connection away."""
+    async with owner.register(bytearray(b"text")) as memory:
+        described, mine = memory.describe(), bytearray(4)
+        unanswered: list[Any] = []
+        monkeypatch.setattr(Served, "_claimed", lambda self, claim: unanswered.append((self, claim)))
+        registered = user.register(mine)
+        (reading,) = await begin(peer.read(described, into=mine))
+        await until_seen(lambda: unanswered)
+        await registered.close()
+        monkeypatch.undo()
+        [(link, claim)] = unanswered
+        link._claimed(claim)
+        await reading
+        assert mine == b"text"
+        assert peer.statistics()["connections"] == 1
 
 
 async def test_memory_that_was_registered_read_only(
