@@ -96,7 +96,7 @@ class Peer:
 
     async def read(self, descriptor: Described, into: Any) -> None:
         """RDMA READ what a descriptor says into an array of as many bytes."""
-        await self.read_many(((descriptor, into),))
+        await self._move("read", _READ, [self._checked("read", "r", descriptor, into)])
 
     async def write(self, array: Any, descriptor: Described, *, notify: bytes | None = None) -> None:
         """RDMA WRITE an array to where a descriptor says, which has as many bytes.
@@ -327,11 +327,22 @@ class _Use:
     :ivar remotes: the peer's memory, by its grant
     """
 
-    __slots__ = ("_find", "_lkey", "_memories", "_memory", "_registrations", "_views", "link", "remotes")
+    __slots__ = (
+        "_find",
+        "_lkey",
+        "_memories",
+        "_memory",
+        "_regions",
+        "_registrations",
+        "_views",
+        "link",
+        "remotes",
+    )
 
     def __init__(self, link: Dialled, find: Find) -> None:
         self.link = link
         self.remotes: dict[bytes, OfferedMemory] = {}
+        self._regions = link.regions
         self._find = find
         self._registrations: list[Registration] = []
         self._memories: set[Memory] = set()
@@ -343,7 +354,7 @@ class _Use:
         """From now on the peer's memory is in use: its owner waits until it is not, for some time."""
         if remote.revoked:
             raise self.link.refusal(Why.ENDED)
-        self.link.regions.begin_use(remote._region)
+        self._regions.begin_use(remote._region)
         self.remotes[grant] = remote
 
     def register(self, array: Any, view: memoryview, writable: bool) -> int:
@@ -352,7 +363,7 @@ class _Use:
         address, nbytes = address_of(view), view.nbytes
         if self._memory is not None and self._memory.serves(address, nbytes, writable):
             return self._lkey
-        engine = self.link.regions.engine
+        engine = self._regions.engine
         memory = self._find(address, nbytes, writable)
         if memory is None:
             registration = engine.registrations.take(array, view)
@@ -374,7 +385,7 @@ class _Use:
         for memory in self._memories:
             memory.end_use(self)
         for remote in self.remotes.values():
-            self.link.regions.end_use(remote._region)
+            self._regions.end_use(remote._region)
         self._registrations.clear()
         self._memories.clear()
         self._views.clear()
