@@ -309,16 +309,6 @@ static void a_rejection_that_crosses_our_last_word(void)
 	rdma_destroy_event_channel(channel);
 }
 
-static bool has_accepted(void)
-{
-	bool has;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	has = !rn_list_empty(&rn_cm_wires);
-	pthread_mutex_unlock(&rn_cm_lock);
-	return has;
-}
-
 static unsigned accepted(void)
 {
 	unsigned count = 0;
@@ -370,6 +360,105 @@ static void more_requests_than_the_backlog(void)
 	rdma_destroy_event_channel(server);
 }
 
+/* Connect to the stage's listener, and establish that. The socket at the other end. */
+static int establish(struct stage *stage, struct rdma_event_channel *channel, struct rdma_cm_id **id)
+{
+	struct rdma_conn_param param = plain;
+	struct rn_cm_header rtu;
+	struct rn_cm_req req;
+	int fd;
+
+	param.qp_num = 0x4000;
+	*id = new_id(channel);
+	resolve(*id, stage->port);
+	CHECK(!rdma_connect(*id, &param));
+	CHECK((fd = accept4(stage->server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req);
+	say_reply(fd, NULL);
+	want_status(channel, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+	CHECK(!rdma_establish(*id));
+	CHECK(recv(fd, &rtu, sizeof rtu, MSG_WAITALL) == sizeof rtu && rtu.type == RN_CM_RTU);
+	return fd;
+}
+
+/* The next message is only a header, of this type, and the last. */
+static void hear_last(int fd, enum rn_cm_message type)
+{
+	struct rn_cm_header header;
+
+	CHECK(recv(fd, &header, sizeof header, MSG_WAITALL) == sizeof header && header.type == type);
+	CHECK(!recv(fd, &header, 1, 0));
+}
+
+/* Who disconnects has nothing more to say, and waits for the answer; unless the program has destroyed the identifier. */
+static void disconnecting_is_the_last_word(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct stage stage = set_up();
+	struct rn_cm_header answer = header_of(RN_CM_DREP);
+	struct rdma_cm_id *id;
+	int fd = establish(&stage, channel, &id);
+
+	CHECK(!rdma_disconnect(id));
+	hear_last(fd, RN_CM_DREQ);
+	want_none(channel, 0);
+	say(fd, &answer, sizeof answer, NULL);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(!rdma_destroy_id(id));
+	EVENTUALLY(!accepted());
+	close(fd);
+
+	for (int disconnects = 0; disconnects < 2; disconnects++) {
+		uint64_t begun;
+
+		fd = establish(&stage, channel, &id);
+		begun = rn_now_ns();
+		if (disconnects)
+			CHECK(!rdma_disconnect(id));
+		CHECK(!rdma_destroy_id(id));
+		EVENTUALLY(!accepted());
+		CHECK(rn_now_ns() - begun < RN_CM_LINGER_MS * 1000000ull);
+		hear_last(fd, RN_CM_DREQ);
+		close(fd);
+	}
+	clear_away(&stage);
+	rdma_destroy_event_channel(channel);
+}
+
+/* It is answered, and with that the connection is over: nobody waits for the other side to close. */
+static void the_answer_to_it_is_the_end(void)
+{
+	struct rdma_event_channel *server = new_channel();
+	struct rn_cm_header ready = header_of(RN_CM_RTU), last = header_of(RN_CM_DREQ);
+	struct rdma_conn_param param = plain;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *passive;
+	struct rn_cm_rep rep;
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+	int fd = tcp_to(port);
+	uint64_t begun;
+
+	say_request(fd, NULL);
+	event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	rdma_ack_cm_event(event);
+	param.qp_num = 0x4000;
+	CHECK(!rdma_accept(passive, &param));
+	CHECK(recv(fd, &rep, sizeof rep, MSG_WAITALL) == sizeof rep);
+	say(fd, &ready, sizeof ready, NULL);
+	want_status(server, RDMA_CM_EVENT_ESTABLISHED, 0);
+	begun = rn_now_ns();
+	say(fd, &last, sizeof last, NULL);
+	want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+	hear_last(fd, RN_CM_DREP);
+	CHECK(rn_now_ns() - begun < RN_CM_LINGER_MS * 1000000ull);
+	EVENTUALLY(!accepted());
+	close(fd);
+	CHECK(!rdma_destroy_id(passive) && !rdma_destroy_id(listener));
+	rdma_destroy_event_channel(server);
+}
+
 /* Its connection was accepted, but what it asks for is no longer there. */
 static void a_request_to_a_listener_that_has_gone(void)
 {
@@ -379,7 +468,7 @@ static void a_request_to_a_listener_that_has_gone(void)
 	struct rn_cm_rej rej;
 	int fd = tcp_to(port);
 
-	EVENTUALLY(has_accepted());
+	EVENTUALLY(accepted());
 	CHECK(!rdma_destroy_id(listener));
 	say_request(fd, NULL);
 	CHECK(recv(fd, &rej, sizeof rej, MSG_WAITALL) == sizeof rej);
@@ -395,6 +484,8 @@ int main(void)
 	RUN(answers_to_datagrams_with_impossible_values);
 	RUN(a_client_rejects_too_late);
 	RUN(a_rejection_that_crosses_our_last_word);
+	RUN(disconnecting_is_the_last_word);
+	RUN(the_answer_to_it_is_the_end);
 	RUN(a_request_to_a_listener_that_has_gone);
 	RUN(more_requests_than_the_backlog);
 	return 0;

@@ -301,7 +301,7 @@ enum rn_cm_wire_phase {
 	RN_CM_WIRE_REP_SENT,
 	RN_CM_WIRE_ESTABLISHED,
 	RN_CM_WIRE_DREQ_SENT,
-	RN_CM_WIRE_CLOSING,  /* everything was sent: waiting for the peer's EOF */
+	RN_CM_WIRE_CLOSING,  /* over as soon as what was said is sent */
 	RN_CM_WIRE_TIMEWAIT, /* closed; TIMEWAIT_EXIT is due */
 };
 

@@ -170,7 +170,7 @@ bool rn_cm_handover_is_cause(struct rn_cm_wire *wire)
 	return is;
 }
 
-/* After DREP nothing is left: a link has no end to wait for. */
+/* After the last word nothing is left: a link has no end to wait for. */
 void rn_cm_handover_flush(struct rn_cm_wire *wire)
 {
 	const struct rn_cm_header *header = (const void *)wire->out;
@@ -186,7 +186,7 @@ void rn_cm_handover_flush(struct rn_cm_wire *wire)
 	for (unsigned i = 0; i < count; i++)
 		rn_peer_tell_connection(wire->death.peer, types[i], wire->peer_token);
 	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && wire->phase == RN_CM_WIRE_CLOSING)
+	if (!wire->over && wire->hangs_up)
 		rn_cm_wire_finish(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
 }

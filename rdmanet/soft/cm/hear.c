@@ -288,6 +288,7 @@ static bool hear_dreq(struct rn_cm_wire *wire, const struct rn_cm_header *header
 	rn_cm_wire_tell_disconnected(wire);
 	rn_cm_wire_say(wire, RN_CM_DREP);
 	wire->phase = RN_CM_WIRE_CLOSING;
+	wire->hangs_up = true; /* the peer has nothing more to say */
 	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
 	return true;
 }

@@ -269,11 +269,14 @@ void rn_cm_wire_abandon(struct rn_cm_wire *wire)
 		rn_cm_wire_say(wire, RN_CM_DREQ);
 		wire->phase = RN_CM_WIRE_DREQ_SENT;
 		rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+		wire->hangs_up = true;
+		break;
+	case RN_CM_WIRE_DREQ_SENT:
+		wire->hangs_up = true; /* nobody waits for the answer any more */
 		break;
 	case RN_CM_WIRE_ACCEPTED:
 	case RN_CM_WIRE_CHALLENGED:
 	case RN_CM_WIRE_PROVEN:
-	case RN_CM_WIRE_DREQ_SENT:
 	case RN_CM_WIRE_CLOSING:
 		break;
 	}

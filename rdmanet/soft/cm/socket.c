@@ -44,6 +44,7 @@ static bool take_output(struct rn_cm_wire *wire)
 		memcpy(wire->sending, wire->out, wire->out_length);
 		wire->sending_length = wire->out_length;
 		wire->out_length = 0;
+		wire->is_last = wire->hangs_up || wire->phase == RN_CM_WIRE_DREQ_SENT;
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 	return wire->sending_length != 0;
@@ -70,8 +71,10 @@ static bool hung_up(struct rn_cm_wire *wire)
 	if (is_over)
 		rn_cm_wire_finish(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
-	if (is_over)
+	if (is_over) {
+		rn_source_remove(&wire->source); /* first: how the socket ends would wake the engine, for nothing */
 		rn_cm_hang_up(wire->source.fd);
+	}
 	return is_over;
 }
 
@@ -86,7 +89,8 @@ void rn_cm_wire_flush(struct rn_cm_wire *wire)
 	if (wire->connecting || wire->source.fd < 0)
 		return;
 	while (wire->sending_length || take_output(wire)) {
-		sent = send(wire->source.fd, wire->sending, wire->sending_length, MSG_NOSIGNAL | MSG_DONTWAIT);
+		sent = send(wire->source.fd, wire->sending, wire->sending_length,
+			    MSG_NOSIGNAL | MSG_DONTWAIT | (wire->is_last ? MSG_MORE : 0));
 		if (sent < 0 && errno == EINTR)
 			continue;
 		if (sent < 0 && errno == EAGAIN)
@@ -96,8 +100,13 @@ void rn_cm_wire_flush(struct rn_cm_wire *wire)
 		wire->sending_length -= (unsigned)sent;
 		memmove(wire->sending, wire->sending + sent, wire->sending_length);
 	}
-	if (!hung_up(wire))
-		listen_for(wire, wire->sending_length != 0);
+	if (hung_up(wire))
+		return;
+	if (wire->is_last && !wire->sending_length) {
+		shutdown(wire->source.fd, SHUT_WR); /* which the last message has waited for */
+		wire->is_last = false;
+	}
+	listen_for(wire, wire->sending_length != 0);
 }
 
 /* Other sockets have their turn, however fast this peer sends: epoll reports again what is left. */

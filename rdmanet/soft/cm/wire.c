@@ -16,11 +16,15 @@
  *                                          DREQ sent  |        |  DREQ received, DREP sent
  *                                                DREQ_SENT   CLOSING
  *                                                     |        |
- *                                          DREP, close         EOF, close
+ *                                          DREP, close             close
  *
- * Our first message is a request, so a TCP program gets one where we can't tell what listens: on other hosts.  We recognise a TCP program by its answer, or by its silence.  A
- * connection manager says MRA within a second if its program takes longer to answer; a listener that has sent nothing
- * for five seconds (RDMANET_SOFT_SILENCE) is not one, and the attempt ends.
+ * DREQ is the last that its side says, so its half of the socket ends in the same segment, and whoever answers it has
+ * nothing to wait for.  Nor has who disconnects, once its identifier is destroyed.
+ *
+ * Our first message is a request, so a TCP program gets one where we can't tell what listens: on other hosts.  We
+ * recognise a TCP program by its answer, or by its silence.  A connection manager says MRA within a second if its
+ * program takes longer to answer; a listener that has sent nothing for five seconds (RDMANET_SOFT_SILENCE) is not one,
+ * and the attempt ends.
  *
  * With a secret HELLO_SENT comes before REQ_SENT, and CHALLENGED and PROVEN before REQ_RECEIVED: secret.c.  A side that
  * rejects closes as soon as that is sent, without waiting for the peer.

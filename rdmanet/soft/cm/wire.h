@@ -178,6 +178,7 @@ struct rn_cm_wire {
 	bool watched;                /* death */
 	bool moved;                  /* output goes by the link */
 	bool wants_room;             /* watching EPOLLOUT */
+	bool is_last;                /* what is being sent by the socket: then our half of it ends */
 	uint64_t cookie;             /* of the listener, if that is known to be on this host */
 	uint8_t tos;
 	bool tos_set;
