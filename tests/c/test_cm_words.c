@@ -4,6 +4,7 @@
  * a reply to a client. Whoever says one is shown out, and the program hears of no connection.
  */
 #include "cm_harness.h"
+#include "base/engine_inside.h"
 #include "cm/wire.h"
 
 #include "objects/qp.h"
@@ -459,6 +460,82 @@ static void the_answer_to_it_is_the_end(void)
 	rdma_destroy_event_channel(server);
 }
 
+static bool engine_sleeps(void)
+{
+	bool sleeps;
+
+	pthread_mutex_lock(&rn_engine.lock);
+	sleeps = rn_engine.asleep;
+	pthread_mutex_unlock(&rn_engine.lock);
+	return sleeps;
+}
+
+static bool is_asked(struct rdma_cm_id *id)
+{
+	bool is;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	is = rn_cm_wire_phase(((struct rn_cm_id *)id)->wire) == RN_CM_WIRE_REQ_SENT;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return is;
+}
+
+static void want_refused(struct rdma_event_channel *channel, struct rdma_cm_id *id, struct stage *stage)
+{
+	struct rdma_conn_param param = plain;
+
+	param.qp_num = 0x4000;
+	resolve(id, stage->port);
+	CHECK(!rdma_connect(id, &param));
+	want_status(channel, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
+	CHECK(!rdma_destroy_id(id));
+	CHECK(accept4(stage->server, NULL, NULL, SOCK_CLOEXEC) < 0 && errno == EAGAIN);
+}
+
+/* Where an RDMA program has answered before, the caller itself connects, and the engine sleeps on. That is so as long as
+ * this very listener is there, and not for who wants a listener by name. */
+static void a_listener_that_has_answered(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct stage stage = set_up();
+	struct rdma_conn_param param = plain;
+	struct sockaddr_in at = address(stage.port);
+	static const int on = 1;
+	struct rdma_cm_id *id;
+	struct rn_cm_req req;
+	int fd = establish(&stage, channel, &id);
+
+	CHECK(!rdma_destroy_id(id));
+	EVENTUALLY(!accepted());
+	close(fd);
+
+	param.qp_num = 0x4000;
+	id = new_id(channel);
+	resolve(id, stage.port);
+	EVENTUALLY(engine_sleeps());
+	CHECK(!rdma_connect(id, &param));
+	CHECK(is_asked(id) && engine_sleeps());
+	CHECK((fd = accept4(stage.server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req);
+	say_reject(fd, 0);
+	want_status(channel, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	closed_by_peer(fd);
+	CHECK(!rdma_destroy_id(id));
+
+	CHECK(!fcntl(stage.server, F_SETFL, O_NONBLOCK));
+	id = new_id(channel);
+	CHECK(!rdmanet_soft_cm_by_name_alone(id));
+	want_refused(channel, id, &stage);
+
+	clear_away(&stage);
+	stage.server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	CHECK(!setsockopt(stage.server, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+	CHECK(!bind(stage.server, (struct sockaddr *)&at, sizeof at) && !listen(stage.server, 5));
+	want_refused(channel, new_id(channel), &stage);
+	close(stage.server);
+	rdma_destroy_event_channel(channel);
+}
+
 /* Its connection was accepted, but what it asks for is no longer there. */
 static void a_request_to_a_listener_that_has_gone(void)
 {
@@ -486,6 +563,7 @@ int main(void)
 	RUN(a_rejection_that_crosses_our_last_word);
 	RUN(disconnecting_is_the_last_word);
 	RUN(the_answer_to_it_is_the_end);
+	RUN(a_listener_that_has_answered);
 	RUN(a_request_to_a_listener_that_has_gone);
 	RUN(more_requests_than_the_backlog);
 	return 0;

@@ -36,11 +36,16 @@ struct rn_engine rn_engine = {
 	.timer_fd = -1,
 };
 
-static _Thread_local bool inside;
+static _Thread_local bool inside, stands_in;
 
 bool rn_engine_inside(void)
 {
 	return inside;
+}
+
+bool rn_engine_stands_in(void)
+{
+	return stands_in;
 }
 
 bool rn_engine_is_alive(void)
@@ -105,7 +110,7 @@ static void forget_in_child(void)
 	rn_engine.armed_ns = 0;
 	rn_engine.tasks = NULL;
 	rn_engine.tasks_end = &rn_engine.tasks;
-	inside = false;
+	inside = stands_in = false;
 }
 
 static void register_fork_handler(void)
@@ -237,13 +242,13 @@ bool rn_engine_stand_in(void)
 {
 	if (inside || !rn_engine.asleep || rn_engine.busy || rn_engine.state != RN_ENGINE_RUNNING)
 		return false;
-	inside = true;
+	inside = stands_in = true;
 	return true;
 }
 
 void rn_engine_stand_down(void)
 {
-	inside = false;
+	inside = stands_in = false;
 	/* What the engine sees to before it sleeps. */
 	if (!rn_timers_arm() || rn_engine.tasks)
 		rn_engine_wakeup();

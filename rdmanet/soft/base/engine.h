@@ -38,6 +38,8 @@ void rn_engine_release(void);
 
 /* True on the engine thread, and on one that stands in for it. */
 bool rn_engine_inside(void);
+/* True on such a one only. A task that may take long is posted again there: the engine has time. */
+bool rn_engine_stands_in(void);
 
 /* Is there such a thread now? */
 bool rn_engine_is_alive(void);

@@ -54,7 +54,7 @@ static inline void rn_cm_unlock(void)
 	rn_tasks_wake();
 }
 
-/* The same, where the socket is there already: if the engine sleeps, this thread itself sends the message. Not with
+/* The same, but if the engine sleeps, this thread itself sends the message, if that does not take long. Not with
  * another lock held. */
 static inline void rn_cm_unlock_and_send(void)
 {
@@ -218,7 +218,9 @@ enum rn_cm_language {
 };
 enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie);
 /* That listener has spoken our protocol: do not check it again. 0 is none. */
-void rn_cm_name_has_spoken(uint64_t cookie);
+void rn_cm_name_has_spoken(const struct sockaddr *dst, uint64_t cookie);
+/* Is what listens on this address by TCP one that has? Takes three system calls, or none. On the engine. */
+bool rn_cm_name_is_known(const struct sockaddr *dst);
 
 /* --- event.c --------------------------------------------------------------------------------- */
 

@@ -251,7 +251,7 @@ RN_EXPORT int rdma_connect(struct rdma_cm_id *rdma_id, struct rdma_conn_param *p
 		if (!error)
 			id->state = RN_CM_CONNECTION;
 	}
-	rn_cm_unlock();
+	rn_cm_unlock_and_send();
 	return error ? rn_cm_error(error) : rn_cm_complete(id);
 }
 

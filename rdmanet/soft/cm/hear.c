@@ -406,7 +406,7 @@ static bool handle(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 /* A peer that has sent one valid message speaks our protocol, and may take its time for the next. */
 static void made_sense(struct rn_cm_wire *wire)
 {
-	rn_cm_name_has_spoken(wire->cookie);
+	rn_cm_name_has_spoken((const struct sockaddr *)&wire->dst, wire->cookie);
 	wire->cookie = 0;
 	if (wire->is_ours)
 		return;

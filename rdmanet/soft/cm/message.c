@@ -3,8 +3,8 @@
  * What a connection manager sends: the messages that the program's calls cause.  hear.c receives them.
  *
  * Any thread may send one, with rn_cm_lock held: it is appended to the wire's output, and the engine sends it.  The
- * engine takes the same lock, so it is woken when that is released: rn_cm_unlock().  If the socket is connected and the
- * engine sleeps, the thread sends it itself: rn_cm_unlock_and_send().
+ * engine takes the same lock, so it is woken when that is released: rn_cm_unlock().  If the engine sleeps, and the
+ * socket is connected or can be at once, the thread sends it itself: rn_cm_unlock_and_send().
  */
 #define _GNU_SOURCE
 #include "base/gid.h"

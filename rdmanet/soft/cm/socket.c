@@ -267,23 +267,12 @@ static bool stands(int fd)
 	return !getpeername(fd, (struct sockaddr *)&far, &length);
 }
 
-void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
+static void connect_by_tcp(struct rn_cm_wire *wire)
 {
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
 	static const int on = 1;
-	int fd = rn_cm_name_connect(dst), tos = wire->tos, rc, error = errno;
+	int fd = wire->source.fd, tos = wire->tos, rc, error;
 
-	if (fd >= 0) {
-		rn_fd_close(wire->source.fd);
-		wire->source.fd = fd;
-		wire->by_name = wire->is_ours = true;
-		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
-		connected(wire);
-		return;
-	}
-	if (stays_off_tcp(wire, error) || is_other(wire))
-		return;
-	fd = wire->source.fd;
 	if (fd < 0)
 		fd = rn_fd_own(socket(dst->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 	if (fd < 0) {
@@ -308,6 +297,33 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 		listen_for(wire, true);
 	else if (error != ECONNREFUSED || !try_again(wire, REFUSED_MS))
 		lost_unlocked(wire, error);
+}
+
+/* Who listens on this host takes long to find out: that is for the engine itself. */
+void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
+{
+	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
+	int fd;
+
+	if (!wire->by_name_alone && rn_cm_name_is_known(dst)) {
+		wire->is_ours = true;
+		connect_by_tcp(wire);
+		return;
+	}
+	if (rn_engine_stands_in()) {
+		rn_task_post(&wire->task);
+		return;
+	}
+	fd = rn_cm_name_connect(dst);
+	if (fd >= 0) {
+		rn_fd_close(wire->source.fd);
+		wire->source.fd = fd;
+		wire->by_name = wire->is_ours = true;
+		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
+		connected(wire);
+	} else if (!stays_off_tcp(wire, errno) && !is_other(wire)) {
+		connect_by_tcp(wire);
+	}
 }
 
 static void finish_connecting(struct rn_cm_wire *wire)
