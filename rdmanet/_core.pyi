@@ -2259,8 +2259,9 @@ class CMID(Resource):
         """Accept a CONNECT_REQUEST: ESTABLISHED. The client's event gets the private data, at most 196 bytes."""
     def reject(self, private_data: Buffer = b"") -> None:
         """Reject a CONNECT_REQUEST: REJECTED at the client, with the private data, at most 148 bytes."""
-    def disconnect(self) -> None:
-        """End the connection: the queue pair goes to ERR, and both sides get DISCONNECTED."""
+    def disconnect(self, *, told: bool = True) -> None:
+        """End the connection: the queue pair goes to ERR, and both sides get DISCONNECTED. Not `told`: this side needs
+        none, so the embedded device waits for no answer."""
     def establish(self) -> None:
         """Report that the connection is ready, after CONNECT_RESPONSE: for an active side that moves its queue pair
         through the states itself. See rdma_establish(3).

@@ -354,13 +354,14 @@ cdef class CMID(_OneThread):
         self.check_data(rc, "rdma_reject", data, 148)
         self.used = True
 
-    def disconnect(self):
-        """End the connection: the queue pair goes to ERR, and both sides get DISCONNECTED."""
+    def disconnect(self, *, bint told=True):
+        """End the connection: the queue pair goes to ERR, and both sides get DISCONNECTED. Not `told`: this side needs
+        none, so the embedded device waits for no answer."""
         cdef int rc
         self.on_device("rdma_disconnect")
         self.enter()
         with nogil:
-            rc = verbs.rn_disconnect(self.library.c, self.ptr)
+            rc = verbs.rn_disconnect(self.library.c, self.ptr) if told else self.library.leave(self.ptr)
         self.leave()
         check(rc, "rdma_disconnect")
 

@@ -16,7 +16,7 @@ ctypedef void (*log_to_fn)(int fd) noexcept nogil
 ctypedef void (*settings_error_fn)(char *text, size_t size) noexcept nogil
 ctypedef int (*check_fn)(char *text, size_t size) noexcept nogil
 ctypedef int (*is_gone_fn)(void *of) noexcept nogil
-ctypedef int (*by_name_fn)(void *id) noexcept nogil
+ctypedef int (*of_id_fn)(void *id) noexcept nogil
 ctypedef int (*peer_user_fn)(void *id, uint32_t *user) noexcept nogil
 
 cdef object _HERE = object()
@@ -188,8 +188,15 @@ cdef class Library:
 
     cdef int by_name_alone(self, void *id) except -1:
         """Have an identifier of the embedded device connect by name only. An older one takes TCP all the same."""
-        cdef by_name_fn call = <by_name_fn>self.symbol("rdmanet_soft_cm_by_name_alone")
+        cdef of_id_fn call = <of_id_fn>self.symbol("rdmanet_soft_cm_by_name_alone")
         return call(id) if call is not NULL else 0
+
+    cdef int leave(self, verbs.rdma_cm_id *id) noexcept nogil:
+        """Disconnect, where no DISCONNECTED is needed: from the embedded device none comes. 0 or -errno."""
+        cdef of_id_fn call = <of_id_fn>verbs.rn_library_symbol(self.c, b"rdmanet_soft_cm_leave")
+        if call is NULL:    # the system's, or RDMANET_SOFT_LIBRARY names an older one
+            return verbs.rn_disconnect(self.c, id)
+        return -errno if call(id) else 0
 
     cdef void *symbol(self, str name) except? NULL:
         """An export of the embedded device's library, or NULL for another library."""

@@ -339,7 +339,7 @@ class Endpoint:
         if self.connected and self.id is not None:
             self.connected = False
             with contextlib.suppress(OSError):
-                self.id.disconnect()
+                self.id.disconnect(told=False)
 
     def destroy_queue_pair(self) -> None:
         """Destroy the queue pair. From then on the device touches no memory of this connection."""

@@ -391,7 +391,8 @@ static void hear_last(int fd, enum rn_cm_message type)
 	CHECK(!recv(fd, &header, 1, 0));
 }
 
-/* Who disconnects has nothing more to say, and waits for the answer; unless the program has destroyed the identifier. */
+/* Who disconnects has nothing more to say, and waits for the answer; unless the program has destroyed the identifier, or
+ * has only left. */
 static void disconnecting_is_the_last_word(void)
 {
 	struct rdma_event_channel *channel = new_channel();
@@ -409,19 +410,24 @@ static void disconnecting_is_the_last_word(void)
 	EVENTUALLY(!accepted());
 	close(fd);
 
-	for (int disconnects = 0; disconnects < 2; disconnects++) {
+	for (int way = 0; way < 3; way++) {
 		uint64_t begun;
 
 		fd = establish(&stage, channel, &id);
 		begun = rn_now_ns();
-		if (disconnects)
+		if (way == 1)
 			CHECK(!rdma_disconnect(id));
-		CHECK(!rdma_destroy_id(id));
+		if (way == 2)
+			CHECK(!rdmanet_soft_cm_leave(id));
+		else
+			CHECK(!rdma_destroy_id(id));
 		EVENTUALLY(!accepted());
 		CHECK(rn_now_ns() - begun < RN_CM_LINGER_MS * 1000000ull);
 		hear_last(fd, RN_CM_DREQ);
+		want_none(channel, 0);
 		close(fd);
 	}
+	CHECK(!rdmanet_soft_cm_leave(id) && !rdma_destroy_id(id));
 	clear_away(&stage);
 	rdma_destroy_event_channel(channel);
 }

@@ -421,6 +421,20 @@ def test_disconnect_by_the_server(manager, address):
     manager.part(client, server)
 
 
+def test_who_disconnects_need_not_be_told(manager, address):
+    """Then the embedded device waits for no answer. Other libraries tell all the same."""
+    client, server = manager.connected(address)
+    client.disconnect(told=False)
+    if not client.library.embedded_device:
+        manager.part(client, server)
+        return
+    assert client.qp.query()[0].qp_state == QPState.ERR
+    manager.part(server)
+    client.disconnect(told=False)
+    server.close()
+    assert client.channel.get_event() is None
+
+
 def test_closing_is_disconnecting(manager, address):
     client, server = manager.connected(address)
     client.close()

@@ -77,6 +77,10 @@ int rdmanet_soft_cm_peer_user(struct rdma_cm_id *id, uid_t *user);
  * a TCP program has the port, beside which an RDMA program listens by name. 0; -1 and errno. */
 int rdmanet_soft_cm_by_name_alone(struct rdma_cm_id *id);
 
+/* rdma_disconnect, but the program needs no event that says when the peer has heard of it: so nobody waits for that. 0; -1
+ * and errno. */
+int rdmanet_soft_cm_leave(struct rdma_cm_id *id);
+
 /* rdma_resolve_addr and rdma_resolve_route in one, for an identifier with a channel: the device has nothing to wait for. 1:
  * both are done, and no event says so; 0: an event says why not; -1 and errno. */
 int rdmanet_soft_cm_resolve(struct rdma_cm_id *id, struct sockaddr *src, struct sockaddr *dst);

@@ -317,3 +317,17 @@ RN_EXPORT int rdma_disconnect(struct rdma_cm_id *rdma_id)
 	rn_cm_unlock_and_send();
 	return told ? 0 : rn_cm_complete(id);
 }
+
+RN_EXPORT int rdmanet_soft_cm_leave(struct rdma_cm_id *rdma_id)
+{
+	struct rn_cm_id *id = rn_cm_id(rdma_id);
+
+	if (id->epoch != rn_epoch())
+		return rn_cm_error(EBADF);
+	rn_cm_qp_fail(id);
+	pthread_mutex_lock(&rn_cm_lock);
+	if (id->wire)
+		rn_cm_wire_abandon(id->wire);
+	rn_cm_unlock_and_send();
+	return 0;
+}
