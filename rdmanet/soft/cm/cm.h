@@ -237,6 +237,10 @@ struct rn_cm_event *rn_cm_event_find(struct rn_cm_id *id, enum rdma_cm_event_typ
 struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id);
 /* Drop the unread event of this group, if there is one. */
 void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *group);
+/* Around what one wire hears: take rn_cm_lock; release it, and only then wake those who read the events. */
+void rn_cm_lock_to_tell(void);
+void rn_cm_unlock_and_tell(void);
+void rn_cm_event_forked(void);
 
 /* --- qp.c ------------------------------------------------------------------------------------ */
 

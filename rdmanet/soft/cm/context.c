@@ -38,6 +38,7 @@ static void forget_in_child(void)
 {
 	pthread_mutex_init(&rn_cm_lock, NULL);
 	pthread_cond_init(&rn_cm_acked, NULL);
+	rn_cm_event_forked();
 	pthread_mutex_init(&shared.lock, NULL);
 	shared.users = 0;
 	shared.context = NULL;

@@ -9,6 +9,10 @@
  *
  * Tokens follow events as far as they can.  Another thread may already have read the token
  * of an event that was taken back; so a reader that finds the list empty reads again.
+ *
+ * Who reads needs rn_cm_lock next.  If a token were written under it, the reader would wake only to wait for that,
+ * often on the very CPU of the thread that holds it.  So what the engine has heard is told when the lock is released.
+ * Whoever takes the event back, or destroys the channel, waits for that one write.
  */
 #define _GNU_SOURCE
 #include "cm/cm.h"
@@ -18,6 +22,21 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+/* With rn_cm_lock held: tokens that wait until it is released. What is heard at once is of one channel. */
+static struct {
+	bool is_wanted;
+	struct rn_cm_channel *channel;
+	uint64_t tokens;
+} held;
+/* While they are written; taken after rn_cm_lock, or alone. */
+static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
+
+static void wait_until_told(void)
+{
+	pthread_mutex_lock(&telling);
+	pthread_mutex_unlock(&telling);
+}
 
 static struct rn_cm_channel *channel_of(struct rdma_event_channel *channel)
 {
@@ -80,6 +99,7 @@ RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channe
 		rn_cm_context_put();
 		return;
 	}
+	wait_until_told();
 	rn_fd_close(channel->channel.fd);
 	while (channel->events) { /* of identifiers that the program should have destroyed, and did not */
 		struct rn_cm_event *event = channel->events;
@@ -100,13 +120,57 @@ static void add_tokens(struct rn_cm_channel *channel, uint64_t count)
 	(void)written; /* fails only if the program closed the descriptor */
 }
 
-static void take_token(struct rn_cm_channel *channel)
+void rn_cm_lock_to_tell(void)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	held.is_wanted = true;
+}
+
+void rn_cm_unlock_and_tell(void)
+{
+	struct rn_cm_channel *channel = held.channel;
+	uint64_t tokens = held.tokens;
+
+	held.is_wanted = false;
+	held.channel = NULL;
+	held.tokens = 0;
+	if (!tokens) {
+		pthread_mutex_unlock(&rn_cm_lock);
+		return;
+	}
+	pthread_mutex_lock(&telling);
+	pthread_mutex_unlock(&rn_cm_lock);
+	add_tokens(channel, tokens);
+	pthread_mutex_unlock(&telling);
+}
+
+void rn_cm_event_forked(void)
+{
+	pthread_mutex_init(&telling, NULL);
+	held.is_wanted = false;
+	held.channel = NULL;
+	held.tokens = 0;
+}
+
+static bool read_token(struct rn_cm_channel *channel)
 {
 	uint64_t token;
 	struct iovec iov = {.iov_base = &token, .iov_len = sizeof token};
-	ssize_t taken = preadv2(channel->channel.fd, &iov, 1, -1, RWF_NOWAIT);
 
-	(void)taken; /* another thread was quicker, or the kernel can't: then a reader finds an empty list */
+	return preadv2(channel->channel.fd, &iov, 1, -1, RWF_NOWAIT) == sizeof token;
+}
+
+/* If another thread was quicker, or the kernel can't, a reader finds an empty list. */
+static void take_token(struct rn_cm_channel *channel)
+{
+	if (channel == held.channel) {
+		held.tokens--;
+		if (!held.tokens)
+			held.channel = NULL;
+	} else if (!read_token(channel)) {
+		wait_until_told();
+		read_token(channel);
+	}
 }
 
 struct rn_cm_event *rn_cm_event_new(struct rn_cm_id *id, enum rdma_cm_event_type type, int status)
@@ -142,7 +206,12 @@ void rn_cm_event_queue(struct rn_cm_event *event)
 	event->next = NULL;
 	*channel->events_end = event;
 	channel->events_end = &event->next;
-	add_tokens(channel, 1);
+	if (!held.is_wanted || (held.channel && held.channel != channel)) {
+		add_tokens(channel, 1);
+		return;
+	}
+	held.channel = channel;
+	held.tokens++;
 }
 
 bool rn_cm_tell(struct rn_cm_id *id, enum rdma_cm_event_type type, int status)

@@ -209,7 +209,7 @@ void rn_cm_handover_hear(struct rn_cm_wire *wire)
 {
 	static const uint8_t in_order[] = {RN_CM_MOVED, RN_CM_DREQ, RN_CM_DREP};
 
-	pthread_mutex_lock(&rn_cm_lock);
+	rn_cm_lock_to_tell();
 	for (unsigned i = 0; i < sizeof in_order; i++) {
 		if (wire->over || !(wire->words & 1u << in_order[i]))
 			continue;
@@ -218,5 +218,5 @@ void rn_cm_handover_hear(struct rn_cm_wire *wire)
 	}
 	if (!wire->over && wire->words)
 		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "its process said what only the socket can say");
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock_and_tell();
 }

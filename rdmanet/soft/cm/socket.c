@@ -15,10 +15,10 @@ enum {
 
 static void lost_unlocked(struct rn_cm_wire *wire, int error)
 {
-	pthread_mutex_lock(&rn_cm_lock);
+	rn_cm_lock_to_tell();
 	if (!wire->over)
 		rn_cm_wire_lost(wire, error);
-	pthread_mutex_unlock(&rn_cm_lock);
+	rn_cm_unlock_and_tell();
 }
 
 static void listen_for(struct rn_cm_wire *wire, bool room)
@@ -129,11 +129,11 @@ void rn_cm_wire_receive(struct rn_cm_wire *wire)
 			lost_unlocked(wire, got ? errno : 0);
 			return;
 		}
-		pthread_mutex_lock(&rn_cm_lock);
+		rn_cm_lock_to_tell();
 		wire->in_length += (unsigned)got;
 		rn_cm_wire_digest(wire);
 		more = !wire->over && (size_t)got == room; /* else that was all; if not, epoll reports it */
-		pthread_mutex_unlock(&rn_cm_lock);
+		rn_cm_unlock_and_tell();
 	}
 }
 
