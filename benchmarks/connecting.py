@@ -97,6 +97,15 @@ async def rates(kind: str, where: str, seconds: float) -> None:
         print(sum(counts) / (time.perf_counter() - begun), flush=True)
 
 
+async def connect_when_asked(kind: str, where: str) -> None:
+    """Make as many connections as each line of standard input says, one after another, and print an empty line."""
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        for _ in range(int(line)):
+            await connect_once(kind, where)
+        print(flush=True)
+
+
 def run(coroutine: Any, cpu: int) -> None:
     import uvloop
 

@@ -56,6 +56,14 @@ def test_connecting() -> None:
     assert all(float(figure.replace(",", "")) > 0 for row in rows for figure in row.split()[1:])
 
 
+def test_counted_connections() -> None:
+    *_, row = run("benchmarks.count", "--case", "a connection", "--fabric", "rdmanet").splitlines()
+    _, kind, _, _, sleeps, engines, _ = (cell.strip() for cell in row.split("|"))
+    assert kind == "rdmanet"
+    of_all, of_engine = ([float(side) for side in cell.split(" + ")] for cell in (sleeps, engines))
+    assert all(0 < some <= every for some, every in zip(of_engine, of_all, strict=True))
+
+
 def test_growing() -> None:
     _, growing, full = run("benchmarks.growing").splitlines()
     for line, name in ((growing, "growing"), (full, "full")):
