@@ -432,37 +432,48 @@ static void disconnecting_is_the_last_word(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* It is answered, and with that the connection is over: nobody waits for the other side to close. */
+/* It is answered, unless its side's half of the socket has ended, and with that the connection is over: nobody waits for
+ * the other side to close. */
 static void the_answer_to_it_is_the_end(void)
 {
 	struct rdma_event_channel *server = new_channel();
 	struct rn_cm_header ready = header_of(RN_CM_RTU), last = header_of(RN_CM_DREQ);
 	struct rdma_conn_param param = plain;
-	struct rdma_cm_event *event;
-	struct rdma_cm_id *passive;
-	struct rn_cm_rep rep;
 	uint16_t port;
 	struct rdma_cm_id *listener = new_listener(server, 10, &port);
-	int fd = tcp_to(port);
-	uint64_t begun;
 
-	say_request(fd, NULL);
-	event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
-	passive = event->id;
-	rdma_ack_cm_event(event);
 	param.qp_num = 0x4000;
-	CHECK(!rdma_accept(passive, &param));
-	CHECK(recv(fd, &rep, sizeof rep, MSG_WAITALL) == sizeof rep);
-	say(fd, &ready, sizeof ready, NULL);
-	want_status(server, RDMA_CM_EVENT_ESTABLISHED, 0);
-	begun = rn_now_ns();
-	say(fd, &last, sizeof last, NULL);
-	want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
-	hear_last(fd, RN_CM_DREP);
-	CHECK(rn_now_ns() - begun < RN_CM_LINGER_MS * 1000000ull);
-	EVENTUALLY(!accepted());
-	close(fd);
-	CHECK(!rdma_destroy_id(passive) && !rdma_destroy_id(listener));
+	for (int half_closes = 0; half_closes < 2; half_closes++) {
+		int fd = tcp_to(port);
+		struct rdma_cm_event *event;
+		struct rdma_cm_id *passive;
+		struct rn_cm_rep rep;
+		uint64_t begun;
+		char byte;
+
+		say_request(fd, NULL);
+		event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		passive = event->id;
+		rdma_ack_cm_event(event);
+		CHECK(!rdma_accept(passive, &param));
+		CHECK(recv(fd, &rep, sizeof rep, MSG_WAITALL) == sizeof rep);
+		say(fd, &ready, sizeof ready, NULL);
+		want_status(server, RDMA_CM_EVENT_ESTABLISHED, 0);
+		begun = rn_now_ns();
+		CHECK(send(fd, &last, sizeof last, half_closes ? MSG_MORE : 0) == sizeof last);
+		if (half_closes)
+			CHECK(!shutdown(fd, SHUT_WR)); /* in the same segment */
+		want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+		if (half_closes)
+			CHECK(!recv(fd, &byte, 1, 0));
+		else
+			hear_last(fd, RN_CM_DREP);
+		CHECK(rn_now_ns() - begun < RN_CM_LINGER_MS * 1000000ull);
+		EVENTUALLY(!accepted());
+		close(fd);
+		CHECK(!rdma_destroy_id(passive));
+	}
+	CHECK(!rdma_destroy_id(listener));
 	rdma_destroy_event_channel(server);
 }
 

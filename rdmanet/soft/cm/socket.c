@@ -109,6 +109,13 @@ void rn_cm_wire_flush(struct rn_cm_wire *wire)
 	listen_for(wire, wire->sending_length != 0);
 }
 
+/* The end of the socket mostly comes with DREQ, and then no answer is due. But a side that has our token may take an end
+ * without it for a move (handover.c). */
+static bool expects_end(const struct rn_cm_wire *wire)
+{
+	return wire->phase == RN_CM_WIRE_CLOSING && wire->heard & 1u << RN_CM_DREQ && !wire->token;
+}
+
 /* Other sockets have their turn, however fast this peer sends: epoll reports again what is left. */
 void rn_cm_wire_receive(struct rn_cm_wire *wire)
 {
@@ -132,7 +139,8 @@ void rn_cm_wire_receive(struct rn_cm_wire *wire)
 		rn_cm_lock_to_tell();
 		wire->in_length += (unsigned)got;
 		rn_cm_wire_digest(wire);
-		more = !wire->over && (size_t)got == room; /* else that was all; if not, epoll reports it */
+		/* Else that was all; if not, epoll reports it. */
+		more = !wire->over && ((size_t)got == room || expects_end(wire));
 		rn_cm_unlock_and_tell();
 	}
 }

@@ -18,8 +18,9 @@
  *                                                     |        |
  *                                          DREP, close             close
  *
- * DREQ is the last that its side says, so its half of the socket ends in the same segment, and whoever answers it has
- * nothing to wait for.  Nor has who disconnects, once its identifier is destroyed.
+ * DREQ is the last that its side says, so its half of the socket ends in the same segment, and the other side closes: the
+ * end of the socket is answer enough.  DREP is sent if that end has not come yet.  Who disconnects waits for neither, once
+ * its identifier is destroyed.
  *
  * Our first message is a request, so a TCP program gets one where we can't tell what listens: on other hosts.  We
  * recognise a TCP program by its answer, or by its silence.  A connection manager says MRA within a second if its
