@@ -34,6 +34,7 @@ RPC_GROUND |= {
     "rpc.item_types",
     "rpc.hints",
     "rpc.packing",
+    "rpc.copies",
     "rpc.beginning",
     "rpc.shares",
     "rpc.weights",
@@ -108,7 +109,7 @@ ROOMS = [
     ],
     [{"streams"}],
     [RPC_GROUND],
-    [{"rpc.turns", "rpc.paging", "rpc.gathering"}],
+    [{"rpc.turns", "rpc.long_writes", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
     [{"rpc.peers"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
     [

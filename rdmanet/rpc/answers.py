@@ -14,12 +14,14 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import CalleeBook
 from rdmanet.rpc.failures import unsendable
-from rdmanet.rpc.lending import Gathered, Outgoing, goes_by_reference, in_message, lent, memory_in_message
+from rdmanet.rpc.lending import apart, goes_by_reference, in_message, lent, memory_in_message
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import OutReply, OutReplyBringing, OutReplyReturning, raw
 from rdmanet.rpc.method import Method
+from rdmanet.rpc.outgoing import Gathered, Outgoing
 from rdmanet.rpc.packing import Packing
+from rdmanet.rpc.paging import LEAST_BYTES
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Share
 
@@ -44,10 +46,11 @@ class Answers:
         self._book = book
         self._limits = limits
 
-    def send(self, running: Running, message: Any, lending: bool = False) -> None:
+    def send(self, running: Running, message: Any, lending: bool = False, is_long: bool = False) -> None:
         """Send the one answer of a call, unless the connection is gone."""
         if not self._link.is_over:
-            running.counter.sent_bytes += self._link.send(message)  # may raise: then this is not the answer
+            send = self._link.send_apart if is_long else self._link.send
+            running.counter.sent_bytes += send(message)  # may raise: then this is not the answer
             if lending:
                 self._book.answered(running.number, lending)
             else:
@@ -71,7 +74,7 @@ class Answers:
         if method.result_brings:
             await self._bring(running, held, buffers, timer)
             return
-        if link.turns.busy:
+        if is_held := link.turns.busy:
             self._hold(running, held)
             await link.turns.wait()
         if method.result_is_buffer and (type(held[0]) is not bytes or is_long(method, held[0])):
@@ -81,6 +84,8 @@ class Answers:
                 raise unsendable(method.label, exc) from exc
             if goes_by_reference(link, going.nbytes):
                 await self._lend(running, going, timer)
+            elif going.nbytes >= LEAST_BYTES:
+                await self._reply_long(running, going, buffers, is_held)
             else:
                 self._reply(running, in_message(link, going), buffers)
         else:
@@ -102,12 +107,14 @@ class Answers:
             packing = Packing(held.pop(), f"{label}: the result")
         except (TypeError, BufferError) as exc:
             raise unsendable(label, exc) from exc
-        if link.turns.busy:
+        if is_held := link.turns.busy:
             is_lent = goes_by_reference(link, packing.nbytes)
             self.share.hold(running, len(packing.raw) + (0 if is_lent else packing.nbytes), _WAITING)
             await link.turns.wait()
         if goes_by_reference(link, packing.nbytes):
-            await self._lend(running, Gathered(packing, in_one_moment=True), timer, packing.raw)
+            await self._lend(running, Gathered(packing, is_result=True), timer, packing.raw)
+        elif packing.nbytes >= LEAST_BYTES:
+            await self._reply_long(running, Gathered(packing, is_result=True), buffers, is_held, packing.raw)
         else:
             self._reply(running, packing.raw, buffers, memory_in_message(link, packing))
 
@@ -139,8 +146,36 @@ class Answers:
                     await running.released
             self._book.end_loan(running.number, running)
 
+    async def _reply_long(
+        self,
+        running: Running,
+        going: Outgoing | Gathered,
+        buffers: list[Buffer],
+        is_held: bool,
+        result: Any = None,
+    ) -> None:
+        """Answer with a result that is long, and goes in the message.
+
+        :param is_held: it counts
+        :param result: as for `_lend`
+        """
+        if not is_held:
+            self.share.hold(running, going.nbytes, "results")
+        memory = await apart(self._link, going)
+        if self._link.turns.busy:
+            await self._link.turns.wait()
+        if result is None:
+            self._reply(running, memory, buffers, is_long=True)
+        else:
+            self._reply(running, result, buffers, memory, is_long=True)
+
     def _reply(
-        self, running: Running, result: Any, buffers: list[Buffer], memory: memoryview | None = None
+        self,
+        running: Running,
+        result: Any,
+        buffers: list[Buffer],
+        memory: Any = None,
+        is_long: bool = False,
     ) -> None:
         """Answer with a result that is in the message."""
         returned = False
@@ -149,6 +184,7 @@ class Answers:
                 buffer.release()  # before it is said that nobody reads them
             returned = running.has_returned
         if memory is not None:
-            self.send(running, OutReplyBringing(running.number, result, returned, memory))
+            self.send(running, OutReplyBringing(running.number, result, returned, memory), is_long=is_long)
         else:
-            self.send(running, (OutReplyReturning if returned else OutReply)(running.number, result))
+            reply = (OutReplyReturning if returned else OutReply)(running.number, result)
+            self.send(running, reply, is_long=is_long)

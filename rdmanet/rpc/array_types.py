@@ -47,8 +47,8 @@ class ArrayType:
         """It as plain data (describe.py)."""
         return ["array", self.dtype or ANY]
 
-    def contiguous(self, value: Any, what: str) -> Any:
-        """An array that the program hands over: itself, or a copy if it is not C-contiguous.
+    def checked(self, value: Any, what: str) -> Any:
+        """An array that the program hands over, as one of NumPy.
 
         :raises TypeError: it is none, one of another type, or more than an array; the text says where
         """
@@ -56,11 +56,7 @@ class ArrayType:
         if self.dtype is not None and not is_of(items, self.dtype):
             text = f"an array of {shown(items)}, where the annotation says {self.dtype!r}"
             raise TypeError(f"{what}: {text}: pass array.astype()")
-        if array.dtype.names is None or array.flags.c_contiguous:
-            return _numpy().asarray(array, order="C")
-        copy = _numpy().zeros(array.shape, array.dtype)  # what lies between two fields is not copied
-        copy[...] = array
-        return copy
+        return array
 
     def nbytes_of(self, array: Array | Placed) -> int:
         """How many bytes an array has that a peer has sent. It is checked, but for its bytes.

@@ -27,9 +27,7 @@ from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, n
 from rdmanet.rpc.fetching import Fetching
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import (
-    Gathered,
     Loans,
-    Outgoing,
     goes_by_reference,
     lend,
     memory_in_message,
@@ -46,7 +44,6 @@ from rdmanet.rpc.messages import (
     Goaway,
     Hello,
     Item,
-    Lent,
     OutCall,
     OutCallBringing,
     OutCallWith,
@@ -59,7 +56,9 @@ from rdmanet.rpc.messages import (
     check_hello,
 )
 from rdmanet.rpc.method import Method
+from rdmanet.rpc.outgoing import Gathered, Outgoing
 from rdmanet.rpc.packing import Packed, Packing
+from rdmanet.rpc.paging import LEAST_BYTES
 from rdmanet.rpc.pending import CallDetails, Pending, pump
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.stats import Counter, counters_of, ending_of
@@ -216,7 +215,7 @@ class Channel:
             arguments, loans = prepared(self.link, method, arguments)
         if method.brings and not loans:
             packing = Packing(arguments, method.label)
-            if not goes_by_reference(self.link, packing.nbytes):
+            if packing.nbytes < LEAST_BYTES and not goes_by_reference(self.link, packing.nbytes):
                 return self._call(call, packing.raw, (), memory_in_message(self.link, packing))
             return self._call_lending(call, arguments, loans)
         return self._call_lending(call, arguments, loans) if loans else self._call(call, arguments)
@@ -224,7 +223,7 @@ class Channel:
     async def _call_lending(self, call: CallDetails, arguments: tuple[Any, ...], loans: Loans) -> Any:
         async with contextlib.AsyncExitStack() as block:
             sent, memory = await self._lend(call, arguments, loans, block)
-            return await self._call(call, sent, loans, memory)
+            return await self._call(call, sent, loans, memory, apart=True)
 
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results. It begins with the first one that is asked for."""
@@ -246,7 +245,7 @@ class Channel:
         arguments: tuple[Any, ...],
         loans: Loans,
         block: contextlib.AsyncExitStack,
-    ) -> tuple[Any, memoryview | Lent | None]:
+    ) -> tuple[Any, Any]:
         counter = self._counters[call.method.number]
         try:
             async with asyncio.timeout_at(call.deadline):
@@ -262,13 +261,15 @@ class Channel:
         pending: Pending,
         call: CallDetails,
         arguments: Any,
-        memory: memoryview | Lent | None = None,
+        memory: Any = None,
         inflow: Inflow | None = None,
         outflow: Outflow | None = None,
+        apart: bool = False,
     ) -> asyncio.TimerHandle | None:
         """Take a number, and send Call. Returns the timer of the deadline.
 
         :param arguments: a tuple, or what it is in msgpack, and the memory of its arrays
+        :param apart: some of it may be `Apart`
         :raises Error: it was not sent, and has not begun
         """
         method, deadline, metadata, link = call.method, call.deadline, call.metadata, self.link
@@ -287,14 +288,14 @@ class Channel:
                     raise late()
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
             pending.place = self.book.begun
+            send = link.send_apart if apart else link.send
             try:
                 if memory is not None:
-                    message = OutCallBringing(number, there, left_us, arguments, metadata or {}, memory)
-                    length = link.send(message)
+                    length = send(OutCallBringing(number, there, left_us, arguments, metadata or {}, memory))
                 elif metadata is None:
-                    length = link.send(OutCall(number, there, left_us, arguments))
+                    length = send(OutCall(number, there, left_us, arguments))
                 else:
-                    length = link.send(OutCallWith(number, there, left_us, arguments, metadata))
+                    length = send(OutCallWith(number, there, left_us, arguments, metadata))
             except BaseException:
                 self.book.withdraw(number)
                 raise
@@ -322,7 +323,8 @@ class Channel:
         call: CallDetails,
         arguments: Any,
         loans: Sequence[tuple[int, Outgoing | Gathered]] = (),
-        memory: memoryview | Lent | None = None,
+        memory: Any = None,
+        apart: bool = False,
     ) -> Any:
         """Make a call with these arguments, buffers as they are sent."""
         method, into = call.method, call.into
@@ -333,10 +335,10 @@ class Channel:
         pending = Pending(method, future, counter, into)
         pumping: asyncio.Task[None] | None = None
         if method.stream is None:
-            timer = self._begin(pending, call, arguments, memory)
+            timer = self._begin(pending, call, arguments, memory, apart=apart)
         else:
             outflow = Outflow(self._stream_bytes)
-            timer = self._begin(pending, call, arguments, memory, None, outflow)
+            timer = self._begin(pending, call, arguments, memory, None, outflow, apart)
             pumping = self._pump(pending, outflow, call.stream)
         try:
             try:
@@ -381,7 +383,7 @@ class Channel:
             decode = functools.partial(method.decode_streamed, most=self.limits.decoded_bytes)
             received = pending.received = Receiving(self.link, inflow, decode)
             outflow = None if method.stream is None else Outflow(self._stream_bytes)
-            timer = self._begin(pending, call, arguments, memory, inflow, outflow)
+            timer = self._begin(pending, call, arguments, memory, inflow, outflow, apart=True)
             received.number = pending.number
             pumping = None if outflow is None else self._pump(pending, outflow, call.stream)
             try:

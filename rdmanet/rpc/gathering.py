@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
-from rdmanet.rpc.packing import Block, Packing, Unpacking
+from rdmanet._core import unfilled
+from rdmanet.rpc.copies import PIECE_BYTES, Steps, done
+from rdmanet.rpc.packing import Block, Unpacking
 from rdmanet.rpc.paging import brought_in, in_turns
+from rdmanet.rpc.snapshot import MOMENT_BYTES
 
 _AT_ONCE: Final = 2
 """How many READs of one message's arrays are under way: a device reads while memory is provided for the next one."""
@@ -17,19 +20,25 @@ Read = Callable[[memoryview, int], Awaitable[None]]
 
 
 async def gather(
-    loop: asyncio.AbstractEventLoop, packing: Packing, memory: memoryview, in_one_moment: bool
-) -> None:
-    """Gather the bytes of all arrays into this memory.
+    loop: asyncio.AbstractEventLoop,
+    nbytes: int,
+    copies: Callable[[memoryview, int], Steps],
+    may_change: bool,
+) -> memoryview:
+    """New memory, into which bytes are copied.
 
-    :param in_one_moment: somebody may change the arrays meanwhile. Else nobody may
+    :param copies: what copies them there, in pieces of a length
+    :param may_change: somebody may change them meanwhile: each piece of MOMENT_BYTES is of one moment. Else nobody may
     """
+    memory = memoryview(unfilled(nbytes))
     await brought_in(loop, memory)
-    copies = packing.copies(memory)
-    if not in_one_moment:
-        await in_turns(loop, copies)
-        return
-    for copy in copies:
-        copy()
+    if not may_change:
+        await in_turns(loop, copies(memory, PIECE_BYTES))
+    elif nbytes > MOMENT_BYTES:
+        await in_turns(loop, copies(memory, MOMENT_BYTES))
+    else:
+        await in_turns(loop, [lambda: done(copies(memory, MOMENT_BYTES))])
+    return memory
 
 
 async def fill(loop: asyncio.AbstractEventLoop, unpacking: Unpacking) -> Any:

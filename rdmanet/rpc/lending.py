@@ -23,22 +23,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 from rdmanet._core import AccessFlags, unfilled
 from rdmanet.errors import RdmaError
-from rdmanet.rpc import snapshot
 from rdmanet.rpc.array_types import ArrayType, shown
 from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, over
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.gathering import gather
 from rdmanet.rpc.item_types import item_type, text_checks
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import LOANS_MOST, Link, read_offer
-from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.messages import Apart, Array, Lent
 from rdmanet.rpc.method import Kind, Method
+from rdmanet.rpc.outgoing import Gathered, Outgoing
 from rdmanet.rpc.packing import Packed, Packing
-from rdmanet.rpc.paging import brought_in, filled, in_turns
+from rdmanet.rpc.paging import LEAST_BYTES, brought_in, filled, in_turns
 from rdmanet.rpc.stats import Counter
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -57,104 +56,6 @@ _KEEP_BYTES: Final = 64 << 10
 # ---- From the program to the peer ----------------------------------------------------------------------------
 
 
-class Outgoing:
-    """A buffer or an array that the program hands over, on its way into a message.
-
-    :ivar memory: its bytes
-    :ivar buffer: the program's Buffer, which keeps the memory registered; None if there is none
-    :ivar is_settled: nobody changes the memory while it is lent (snapshot.py)
-    :ivar returned: the peer has said that it reads nothing of it any more
-    :raises TypeError: it is not what the annotation says; the text begins with `what`
-    :raises BufferError: it is not contiguous, and no array
-    """
-
-    __slots__ = ("buffer", "is_settled", "memory", "returned", "_array")
-
-    def __init__(self, type_: Any, value: Any, what: str) -> None:
-        self._array: Any = None
-        self.is_settled = True  # the caller of a method knows when the memory is its own again
-        self.returned = False
-        if isinstance(type_, ArrayType):
-            self._array = type_.contiguous(value, what)
-            self.memory = bytes_of(self._array)
-            self.buffer = _buffer_of(self._array)
-        else:
-            self.memory = memory_of(value, what)
-            self.buffer = value if isinstance(value, Buffer) else None
-
-    @classmethod
-    def of_result(cls, type_: Any, held: list[Any], what: str) -> Self:
-        """The same for what a method has returned.
-
-        :param held: the result, to which nothing else refers; it is taken out
-        """
-        settled = snapshot.is_settled(held)
-        value = held.pop()
-        going = cls(type_, value, what)
-        is_copy = going._array is not None and going._array is not value and going._array.base is None
-        going.is_settled = settled or is_copy or going.buffer is not None
-        return going
-
-    @property
-    def nbytes(self) -> int:
-        """How long the memory is."""
-        return self.memory.nbytes
-
-    async def settle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on nobody changes the memory: if somebody might, copy it, all in one moment."""
-        if not self.is_settled:
-            copy = memoryview(unfilled(self.memory.nbytes))
-            await brought_in(loop, copy)
-            copy[:] = self.memory
-            self.memory, self.is_settled = copy, True
-
-    def item(self, data: memoryview | Lent) -> memoryview | Lent | Array:
-        """What is in the message, with these bytes or the loan of them."""
-        array = self._array
-        return data if array is None else Array(item_type(array.dtype), list(array.shape), data)
-
-
-class Gathered:
-    """The memory of all arrays in a message, on its way to be lent; used as an `Outgoing`.
-
-    :param in_one_moment: somebody may change the arrays while they are gathered
-    """
-
-    __slots__ = ("buffer", "memory", "nbytes", "returned", "_in_one_moment", "_packing")
-
-    def __init__(self, packing: Packing, in_one_moment: bool) -> None:
-        self.buffer = None
-        self.returned = False
-        self._in_one_moment = in_one_moment
-        self._packing: Packing | None = packing
-        self.nbytes = packing.nbytes
-        self.memory = memoryview(b"")  # until it is settled
-
-    async def settle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Gather it. From now on nobody changes it."""
-        packing, self._packing = self._packing, None
-        if packing is None:
-            return
-        if not self._in_one_moment and (whole := packing.whole) is not None:
-            self.memory = whole
-            return
-        self.memory = memoryview(unfilled(self.nbytes))
-        await gather(loop, packing, self.memory, self._in_one_moment)
-
-    def item(self, data: memoryview | Lent) -> memoryview | Lent:
-        """What is in the message for it."""
-        return data
-
-
-def _buffer_of(array: Any) -> Buffer | None:
-    """The Buffer whose `Buffer.array` this is: all of it, and not a part."""
-    base = array.base
-    if not isinstance(base, Buffer) or base.memory is None or base.nbytes != array.nbytes:
-        return None
-    there, here = base.__array_interface__["data"], array.__array_interface__["data"]
-    return base if there[0] == here[0] else None
-
-
 Loans = list[tuple[int, Outgoing | Gathered]]
 """What is to be lent, with the places among the arguments; -1 of the memory of arrays in them."""
 
@@ -170,7 +71,8 @@ def prepared(link: Link, method: Method, arguments: tuple[Any, ...]) -> tuple[tu
         if type(value) is bytes and len(value) < LEND_BYTES and not parameter.is_array:
             continue  # the quick answer for most
         going = Outgoing(parameter.type, value, f"{method.label}: parameter {parameter.name}")
-        if index not in method.inline and goes_by_reference(link, going.nbytes):
+        by_reference = index not in method.inline and goes_by_reference(link, going.nbytes)
+        if by_reference or going.nbytes >= LEAST_BYTES:
             loans.append((index, going))
         else:
             arguments = (*arguments[:index], in_message(link, going), *arguments[index + 1 :])
@@ -182,12 +84,22 @@ def goes_by_reference(link: Link, nbytes: int) -> bool:
     return nbytes >= LEND_BYTES and link.lends and link.loans_left > 0
 
 
+async def apart(link: Link, going: Outgoing | Gathered) -> Any:
+    """The same as `in_message`; long memory is beside the message, where nobody changes it any more."""
+    _check_length(link, going.nbytes)
+    is_long = going.nbytes >= LEAST_BYTES
+    await going.settle(link.loop, for_good=is_long)
+    assert going.memory is not None
+    return going.item(Apart(going.memory) if is_long else going.memory)
+
+
 def in_message(link: Link, going: Outgoing) -> Any:
     """What is in the message for a buffer that does not go by reference.
 
     :raises Error: RESOURCE_EXHAUSTED if it could not be lent, and is too long
     """
-    _check_length(link, going.memory.nbytes)
+    assert going.memory is not None
+    _check_length(link, going.nbytes)
     return going.item(going.memory)
 
 
@@ -206,23 +118,6 @@ def _check_length(link: Link, nbytes: int) -> None:
         raise exceeded("message_bytes", link.longest, text)
 
 
-def memory_of(value: Any, what: str) -> memoryview:
-    """The bytes of a buffer that the program hands over.
-
-    :raises TypeError: it is no buffer; the text says where
-    :raises BufferError: it is not contiguous
-    """
-    if isinstance(value, Buffer):
-        if value.memory is None:
-            raise TypeError(f"{what}: {value!r} is not of this process's memory: read it first")
-        return value.memory
-    check_plain(value, what)
-    try:
-        return Buffer(value).memory or memoryview(b"")
-    except TypeError:
-        raise TypeError(f"{what}: {type(value).__name__!r} is no buffer") from None
-
-
 async def lend(
     link: Link,
     method: Method,
@@ -230,25 +125,31 @@ async def lend(
     loans: Loans,
     block: contextlib.AsyncExitStack,
     counter: Counter,
-) -> tuple[Any, memoryview | Lent | None]:
+) -> tuple[Any, Any]:
     """Lend what `prepared` has found, and the memory of arrays, until the block ends.
 
-    Returns the arguments as they are sent, and the memory, which is added to the loans if it is one.
+    What is not lent goes in the message. Returns the arguments as they are sent, and the memory, which is added to the
+    loans if it is one.
     """
     found = list(arguments)
     for index, going in loans:
         assert isinstance(going, Outgoing)
-        if goes_by_reference(link, going.nbytes):
+        if index not in method.inline and goes_by_reference(link, going.nbytes):
             found[index] = await block.enter_async_context(lent(link, going))
             counter.lent_bytes += going.nbytes
-        else:  # others have taken the last loans since
+        elif method.brings:  # and Packing encodes all
+            await going.settle(link.loop)
             found[index] = in_message(link, going)
+        else:
+            found[index] = await apart(link, going)
     if not method.brings:
         return found, None
     packing = Packing(found, method.label)
+    if not packing.nbytes:
+        return packing.raw, None
+    gathered = Gathered(packing, is_result=False)
     if not goes_by_reference(link, packing.nbytes):
-        return packing.raw, memory_in_message(link, packing)
-    gathered = Gathered(packing, in_one_moment=False)
+        return packing.raw, await apart(link, gathered)
     loans.append((-1, gathered))
     counter.lent_bytes += packing.nbytes
     return packing.raw, await block.enter_async_context(lent(link, gathered))
@@ -267,7 +168,7 @@ async def lent(link: Link, going: Outgoing | Gathered) -> AsyncIterator[Any]:
     with _counted(link):
         binding = None
         await going.settle(link.loop)
-        memory = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
+        memory: Any = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
         try:
             try:
                 binding = regions.bind(memory, AccessFlags.REMOTE_READ, REVOKE_TIMEOUT_S)

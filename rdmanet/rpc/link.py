@@ -6,7 +6,8 @@ A link turns bytes into messages, and gives each to the handler of its kind. The
 of the loop is written at once, so that a single call does not wait. Further ones of the same turn are collected, and
 written together at its end: many small messages cost one write. They are written before that if they are more than
 COLLECT_BYTES, so that the transport can say when it has enough. A message that is as long as that by itself is written
-beside its header, and not joined with it, which would copy it.
+beside its header, and not joined with it, which would copy it. One with long memory in it is written in pieces
+(long_writes.py), and until its end the link is as if the transport had paused it.
 
 When the transport pauses writing, senders wait for their `turns`. A server also stops reading: what it would read are
 calls, whose answers it cannot send, and gives no more messages to its handlers. A client does not stop for that, so one
@@ -37,7 +38,8 @@ from rdmanet.errors import ProtocolError, RegionRevokedError
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import NUMBERS, exceeded
-from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode
+from rdmanet.rpc.long_writes import LongWrites
+from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode, parts_of
 from rdmanet.rpc.turns import Turns
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
@@ -110,6 +112,8 @@ class Link(asyncio.Protocol):
         self._in_turn = False  # something was written in this turn
         self._collected: list[bytes] = []
         self._collected_bytes = 0
+        self._long = LongWrites(loop, self._long_has_ended)
+        self._before: LongWrites | None = None  # it, while it has a message: what is written goes behind that
         self._close_timer: asyncio.TimerHandle | None = None
         self.loans_left = LOANS_MOST
         self._offers: dict[int, OfferedMemory] = {}
@@ -133,11 +137,12 @@ class Link(asyncio.Protocol):
         head = length.to_bytes(HEADER_BYTES, "big")
         if length > COLLECT_BYTES:
             self._flush()
-            if self.lends:
+            if self.lends and self._before is None:
                 self.transport.writelines((head, body))
             else:  # asyncio's writelines() in Python 3.12.1 and 3.13.0 pauses nobody, and may watch a closed socket
-                self.transport.write(head)
-                self.transport.write(body)
+                to = self._before or self.transport
+                to.write(head)
+                to.write(body)
         elif self._in_turn:
             self._collected += (head, body)
             self._collected_bytes += length
@@ -146,8 +151,30 @@ class Link(asyncio.Protocol):
         else:
             self._in_turn = True
             self.loop.call_soon(self._turn_ends)
-            self.transport.write(head + body)
+            (self._before or self.transport).write(head + body)
         return length
+
+    def send_apart(self, message: msgspec.Struct) -> int:
+        """The same as `send` for a message that has long memory `Apart`, which is not copied."""
+        parts = parts_of(message)
+        length = sum(map(len, parts))
+        if length > self.longest:
+            raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
+        if not self.is_over:
+            self._flush()
+            if not self.paused:
+                self._pause()
+            self._before = self._long
+            self._long.begin(self.transport, [length.to_bytes(HEADER_BYTES, "big"), *parts])
+        return length
+
+    def _long_has_ended(self) -> None:
+        """Nothing is left of long messages, and what was behind them."""
+        self._before = None
+        if self.is_over:
+            self.transport.close()
+        if not self._long.is_full:
+            self._resume()
 
     def _turn_ends(self) -> None:
         self._in_turn = False
@@ -159,7 +186,7 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         collected, self._collected, self._collected_bytes = self._collected, [], 0
         if collected and not self.is_over:
-            self.transport.write(b"".join(collected))
+            (self._before or self.transport).write(b"".join(collected))
 
     def ask(self) -> int:
         """Send a Ping. Returns its token: a Pong with this one, or with that of a later Ping, says that it was read.
@@ -187,16 +214,20 @@ class Link(asyncio.Protocol):
         if not self.is_over:
             self._flush()
             self.is_over = True
-            self.transport.close()
+            if not self._long.nbytes:
+                self.transport.close()
             self.turns.end()
             self._wait_for_close()
 
+    @property
+    def _unsent(self) -> int:
+        return self.transport.get_write_buffer_size() + self._long.nbytes
+
     def _wait_for_close(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        self._close_timer = self.loop.call_later(CLOSE_S, self._close_is_late, unsent)
+        self._close_timer = self.loop.call_later(CLOSE_S, self._close_is_late, self._unsent)
 
     def _close_is_late(self, unsent: int) -> None:
-        if self.transport.get_write_buffer_size() < unsent:
+        if self._unsent < unsent:
             self._wait_for_close()
         else:
             self.transport.abort()
@@ -287,14 +318,25 @@ class Link(asyncio.Protocol):
         """Close the connection: a peer that sends no more makes no calls, and answers none."""
         self._handle_all()
         self.close()
-        return False
+        return self._long.nbytes > 0 and self.transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
+        self._long.is_full = True
+        self._pause()
+
+    def _pause(self) -> None:
         self.paused = True
         self.turns.pause()
         self._read_or_not()
 
     def resume_writing(self) -> None:
+        self._long.is_full = False
+        if self._long.nbytes:
+            self._long.go_on()
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
         self.paused = False
         if self._is_server and self._framer.is_behind and not self.is_over:
             self._end_turn()  # and go on in the next one
@@ -315,6 +357,7 @@ class Link(asyncio.Protocol):
         if self.error is not None:  # whose traceback has frames that have this link
             self.error.__traceback__ = None
         self._collected.clear()
+        self._long.drop()
         self.turns.end()
         for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters]:
             if not waiter.done():

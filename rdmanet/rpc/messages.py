@@ -280,6 +280,47 @@ def frame(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
+class Apart:
+    """Long memory in place of bytes: it is not copied into the message, and nobody changes it any more."""
+
+    __slots__ = ("memory",)
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+
+
+def parts_of(message: msgspec.Struct) -> list[bytes | bytearray | memoryview]:
+    """The body of a message in parts, which follow each other. An `Apart` in it is one of them.
+
+    :raises TypeError: as for `frame`
+    """
+    values = msgspec.structs.astuple(message)
+    parts: list[Any] = [bytearray(_array_head(len(values) + 1) + encode(message.__struct_config__.tag))]
+    for name, value in zip(message.__struct_fields__, values, strict=True):
+        if name == "arguments" and not isinstance(value, Raw):
+            parts[-1] += _array_head(len(value))
+            for argument in value:
+                _add(parts, argument)
+        else:
+            _add(parts, value)
+    return parts
+
+
+def _add(parts: list[Any], value: Any) -> None:
+    if isinstance(value, Array) and isinstance(value.data, Apart):
+        parts[-1] += _array_head(3) + encode(value.dtype) + encode(value.shape)
+        value = value.data
+    if isinstance(value, Apart):
+        parts[-1] += b"\xc6" + value.memory.nbytes.to_bytes(4, "big")
+        parts += (value.memory, bytearray())
+    else:
+        parts[-1] += encode(value)
+
+
+def _array_head(length: int) -> bytes:
+    return bytes([0x90 + length]) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
+
+
 def check_hello(hello: Hello) -> None:
     """Raise ProtocolError if a peer's Hello is of something else."""
     if hello.magic != MAGIC:

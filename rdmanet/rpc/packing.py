@@ -32,13 +32,13 @@ import msgspec
 from rdmanet._core import REUSED_BYTES, unfilled
 from rdmanet.rpc.array_types import ArrayType, declared, taken
 from rdmanet.rpc.buffer import bytes_of
+from rdmanet.rpc.copies import PIECE_BYTES, Steps, done, of_array, of_bytes
 from rdmanet.rpc.item_types import check_texts, has_texts, text_checks
 from rdmanet.rpc.messages import Lent, Placed
+from rdmanet.rpc.snapshot import is_settled
 
 _ALIGN: Final = 16
 """No item of NumPy wants more."""
-_PIECE_BYTES: Final = 1 << 20
-"""So much is copied at a time."""
 _SHARING_BYTES: Final = 128 << 10
 """Arrays of so many bytes lie in memory of REUSED_BYTES with others, which is reused, if they have less than that: new
 memory takes longer than to copy into it. So such an array keeps as many bytes, and not the whole message."""
@@ -83,7 +83,8 @@ class Packing:
     def __init__(self, value: Any, what: str) -> None:
         self.nbytes = 0
         self._what = what
-        self._arrays: list[tuple[int, Any]] = []
+        self._arrays: list[Any] = []
+        self._offsets: list[int] = []  # of these in the memory
         self.raw = msgspec.Raw(msgspec.msgpack.Encoder(enc_hook=self._place).encode(value))
 
     def _place(self, value: Any) -> Placed:
@@ -94,59 +95,38 @@ class Packing:
         offset = self.nbytes
         if array.nbytes:
             offset = -(-offset // _ALIGN) * _ALIGN
-            self._arrays.append((offset, array))
+            self._arrays.append(array)
+            self._offsets.append(offset)
             self.nbytes = offset + array.nbytes
         return Placed(items, list(array.shape), offset)
+
+    def is_settled(self) -> bool:
+        """Whether nobody can change the arrays, when the value is gone (snapshot.py)."""
+        return all(is_settled(self._arrays, index) for index in range(len(self._arrays)))
 
     @property
     def whole(self) -> memoryview | None:
         """The memory, if it need not be gathered: if it is that of one array."""
-        if len(self._arrays) != 1 or not self._arrays[0][1].flags.c_contiguous:
+        if len(self._arrays) != 1 or not self._arrays[0].flags.c_contiguous:
             return None
-        return bytes_of(self._arrays[0][1])
+        return bytes_of(self._arrays[0])
 
     def gathered(self) -> memoryview:
         """The bytes of all arrays, gathered now unless they are `whole`."""
         if (memory := self.whole) is None:
             memory = memoryview(unfilled(self.nbytes))
-            for copy in self.copies(memory):
-                copy()
+            done(self.copies(memory))
         return memory
 
-    def copies(self, memory: memoryview) -> list[Callable[[], None]]:
+    def copies(self, memory: memoryview, piece_bytes: int = PIECE_BYTES) -> Steps:
         """What gathers the bytes into this memory, in pieces."""
-        copies: list[Callable[[], None]] = []
+        copies: Steps = []
         end = 0
-        for offset, array in self._arrays:
+        for offset, array in zip(self._offsets, self._arrays, strict=True):
             memory[end:offset] = bytes(offset - end)  # it may have had what the peer is not to know
             end = offset + array.nbytes
-            there = memory[offset:end]
-            if array.flags.c_contiguous:
-                copies += _pieces(there, bytes_of(array))
-            else:
-                copies += _rows(there, array)
+            copies += of_array(memory[offset:end], array, piece_bytes)
         return copies
-
-
-def _pieces(there: memoryview, here: memoryview) -> list[Callable[[], None]]:
-    def copy(start: int) -> None:
-        there[start : start + _PIECE_BYTES] = here[start : start + _PIECE_BYTES]
-
-    return [functools.partial(copy, start) for start in range(0, there.nbytes, _PIECE_BYTES)]
-
-
-def _rows(there: memoryview, array: Any) -> list[Callable[[], None]]:
-    """The same for an array that is not contiguous: so many of its rows at a time as have about _PIECE_BYTES."""
-    whole = sys.modules["numpy"].ndarray(array.shape, array.dtype, there)
-    has_gaps = array.dtype.names is not None
-    step = max(1, _PIECE_BYTES * len(array) // array.nbytes)
-
-    def copy(start: int) -> None:
-        if has_gaps:  # as above: the bytes between two fields are not copied
-            bytes_of(whole[start : start + step])[:] = bytes(whole[start : start + step].nbytes)
-        whole[start : start + step] = array[start : start + step]
-
-    return [functools.partial(copy, start) for start in range(0, len(array), step)]
 
 
 # ---- The receiver ----------------------------------------------------------------------------------------------
@@ -189,10 +169,10 @@ class Block:
         for array, at in self.copied:
             bytes_of(array)[:] = memoryview(self.memory)[at : at + array.nbytes]
 
-    def copies_from(self, memory: memoryview) -> list[Callable[[], None]]:
+    def copies_from(self, memory: memoryview) -> Steps:
         """What copies it from the message's memory, in pieces."""
         if self.nbytes > REUSED_BYTES:
-            return _pieces(memoryview(self.memory), memory[self.start : self.start + self.nbytes])
+            return of_bytes(memoryview(self.memory), memory[self.start : self.start + self.nbytes])
         return [functools.partial(self.copy_from, memory)]
 
 
@@ -279,7 +259,7 @@ class Unpacking:
             check()
         return self.value
 
-    def text_checks(self) -> list[Callable[[], None]]:
+    def text_checks(self) -> Steps:
         """What checks the arrays, when they are filled; see item_types.text_checks."""
         return [check for array in self._texts for check in text_checks(array)]
 

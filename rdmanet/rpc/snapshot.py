@@ -15,6 +15,10 @@ memoryviews, and what comes of DLPack and ``__array_interface__`` do. CPython co
 the memory is the result's alone if each of these objects has one reference, from the next, and no weak ones. Where
 more are counted, by whatever mistake, there is a copy. A memoryview that is a result is not judged so: several of them
 may stand behind one reference to the memory.
+
+The copy of one moment holds up the loop. So what is longer than MOMENT_BYTES is copied in pieces of that length, and
+others have their turn between two of them: each piece is of one moment then, and with it each array that is no longer.
+A service that changes a longer result in place while others call it returns memory of its own, which is not copied.
 """
 
 from __future__ import annotations
@@ -26,24 +30,26 @@ from weakref import getweakrefcount
 
 from rdmanet._core import ReusableMemory
 
+MOMENT_BYTES: Final = 16 << 20
+"""Copied in some 2 ms, if nobody else uses the memory."""
 _ONE: Final = 2
 """What getrefcount() says of an object with one reference. Its argument is the other one."""
 
 
-def is_settled(held: list[Any]) -> bool:
-    """Whether nobody will change the memory of a result.
+def is_settled(held: list[Any], index: int = 0) -> bool:
+    """Whether nobody will change the memory of a result, or of an array in one.
 
-    :param held: the result, to which nothing else refers than this list
+    :param held: has it at this index, and is to be all that refers to it
     """
-    if type(held[0]) is memoryview:
-        return _is_constant(held[0])
-    if type(held[0]) is bytearray:
-        return getrefcount(held[0]) == _ONE
+    if type(held[index]) is memoryview:
+        return _is_constant(held[index])
+    if type(held[index]) is bytearray:
+        return getrefcount(held[index]) == _ONE
     numpy = sys.modules.get("numpy")
-    if numpy is None or type(held[0]) is not numpy.ndarray:
-        return type(held[0]) is bytes
-    is_alone = getrefcount(held[0]) == _ONE and not getweakrefcount(held[0])
-    array = held[0]
+    if numpy is None or type(held[index]) is not numpy.ndarray:
+        return type(held[index]) is bytes
+    is_alone = getrefcount(held[index]) == _ONE and not getweakrefcount(held[index])
+    array = held[index]
     while type(array.base) is numpy.ndarray:
         is_alone = is_alone and getrefcount(array.base) == _ONE and not getweakrefcount(array.base)
         array = array.base

@@ -20,8 +20,9 @@ from rdmanet.base import log_rate
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.arrays import ITEM_BYTES, ArrayType, declared
 from rdmanet.rpc.buffer import bytes_of
-from rdmanet.rpc.lending import LEND_BYTES, Lent, Outgoing
+from rdmanet.rpc.lending import LEND_BYTES, Lent
 from rdmanet.rpc.messages import Array, OutCall
+from rdmanet.rpc.outgoing import Outgoing
 from rdmanet.rpc.pending import Pending
 from rdmanet.rpc.schema import schema_of
 from rdmanet.rpc.stats import Counter
@@ -516,4 +517,4 @@ async def test_nothing_keeps_an_array(net: Net):
 
 def test_an_array_of_the_standard_library_is_no_array():
     with pytest.raises(TypeError, match="'array' is no array"):
-        ArrayType(None).contiguous(array.array("d", [1]), "x")
+        ArrayType(None).checked(array.array("d", [1]), "x")

@@ -72,13 +72,13 @@ async def test_an_argument_that_is_an_array(net: Net):
         await idle(server)
         return found
 
-    at = await put(1, False)
-    assert await put(2, True) == at
+    reused = {await put(1, False) for _ in range(3)}
+    at = await put(2, True)
     others = {await put(number, False) for number in range(3, 6)}
-    assert len(others) == 1 and at not in others
-    assert service.kept[0].tolist() == [2, 2]
+    assert at not in others and service.kept[0].tolist() == [2, 2]
     service.kept.clear()
-    assert await put(6, False) == at
+    reused |= {at, *others, await put(6, False)}
+    assert len(reused) <= 3  # this process has also what a caller copies into a message
 
 
 async def test_bytes_are_the_programs_own(net: Net):

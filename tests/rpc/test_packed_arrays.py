@@ -18,10 +18,10 @@ from net import Net, callee, channel, failure, idle
 from rdmanet import rpc
 from rdmanet.rpc import Code, item_types, lending
 from rdmanet.rpc.array_types import ArrayType
-from rdmanet.rpc.buffer import bytes_of
 from rdmanet.rpc.item_types import item_type
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.messages import NIL, Field, ItemType, Lent, OutCallBringing, OutItemBringing
+from rdmanet.rpc.outgoing import Outgoing
 from rdmanet.rpc.packing import Packed, Packing, Unpacking, unpacked
 from rdmanet.rpc.pending import Pending
 from rdmanet.rpc.schema import schema_of
@@ -604,7 +604,7 @@ def test_no_other_bytes_are_sent():
     sent = numpy.ones(3, "i1"), records.T, numpy.ones(5, "i1")
     memory = Packing(sent, "x").gathered()
     assert sum(memory) == 3 + 5 + records.size * 9 * 255
-    assert sum(bytes_of(ArrayType(None).contiguous(records.T, "x"))) == records.size * 9 * 255
+    assert sum(Outgoing(ArrayType(None), records.T, "x").memory or b"") == records.size * 9 * 255
 
 
 def test_what_waits_for_a_loan_keeps_no_more():

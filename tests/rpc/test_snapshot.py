@@ -13,6 +13,7 @@ from rdmanet import rpc
 from rdmanet._core import ReusableMemory, unfilled
 from rdmanet.rpc import lending, snapshot
 from rdmanet.rpc.lending import LEND_BYTES
+from rdmanet.rpc.outgoing import Outgoing
 
 LARGE = LEND_BYTES // 4
 """So many numbers of 4 bytes go by reference over RDMA."""
@@ -129,10 +130,10 @@ async def test_what_is_not_copied(net: Net, interceptors: Any, monkeypatch: pyte
     service = Store()
     client, server = await net.pair(service, interceptors=interceptors)
 
-    async def settled(going: lending.Outgoing, loop: Any) -> None:
+    async def settled(going: Outgoing, loop: Any) -> None:
         assert going.is_settled, "it is copied"
 
-    monkeypatch.setattr(lending.Outgoing, "settle", settled)
+    monkeypatch.setattr(Outgoing, "settle", settled)
     for name in NOT_COPIED:
         got = await getattr(client, name)()
         assert memoryview(got).nbytes >= LEND_BYTES, name
