@@ -155,6 +155,10 @@ async def _opened(
 
     caller: Channel | Pool
     try:
+        if retry is not None:
+            for name in sorted(retry.methods):
+                if name not in schema.methods:
+                    raise ValueError(f"rpc.connect: Retry: {schema.name} has no method {shown(name)}")
         if retry is not None or policy == "spread":
             for address in addresses:
                 endpoints.check("connect", transport, address[1])

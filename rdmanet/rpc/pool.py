@@ -31,6 +31,9 @@ Otherwise a call is sent again only if its connection is over, and
     it has not begun (`Error.begun`)       always: it was not sent, or the server did not take it
     it may have begun                      if its method is idempotent, and no item has come
     it has a stream of the caller's        only while nothing was taken from that
+
+or if it has failed with one of `Retry.codes`, and the same holds. Then it waits before (`Retry.delay`), and goes to a
+server that it has not been to, if there is one. If its time would be over by then, it fails with that error.
 """
 
 from __future__ import annotations
@@ -151,6 +154,7 @@ class Pool:
         self._is_spread = spread and len(addresses) > 1
         self._is_open = False
         self._is_closed = False
+        self._closing: asyncio.Future[None] = self.loop.create_future()
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -162,11 +166,12 @@ class Pool:
             try:
                 result = await channel.unary(tried.call)
             except Error as exc:
-                if not self._is_to_be_repeated(slot, channel, tried, exc):
+                if (seconds := self._repeats_after(slot, channel, tried, exc)) is None:
                     raise
             else:
                 slot.failures = 0
                 return result
+            await self._pause(seconds)
 
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results; as for `Channel`."""
@@ -185,16 +190,17 @@ class Pool:
                             slot.failures = 0
                             yield item
                 except Error as exc:
-                    if not self._is_to_be_repeated(slot, channel, tried, exc):
+                    if (seconds := self._repeats_after(slot, channel, tried, exc)) is None:
                         raise
                 else:
                     slot.failures = 0
                     return
+                await self._pause(seconds)
 
     def _pick(self, been: Sequence[Slot] = ()) -> tuple[Slot, Channel] | None:
         """The connection for the next call.
 
-        :param been: whose servers did not take it; they are not asked again while there are others
+        :param been: to whose servers it has been; they are not asked again while there are others
         """
         if len(self._slots) == 1:
             slot = self._slots[0]
@@ -217,20 +223,43 @@ class Pool:
         least = min(loads)
         return random.choice([each for each, load in zip(found, loads, strict=True) if load == least])
 
-    def _is_to_be_repeated(self, slot: Slot, channel: Channel, tried: _Tried, error: Error) -> bool:
-        """Whether a call that has failed is made again."""
+    def _repeats_after(self, slot: Slot, channel: Channel, tried: _Tried, error: Error) -> float | None:
+        """In how many seconds a call that has failed is made again; None: it is not."""
         if self._is_spread:
             if error.code in _OF_THE_SERVER:
                 slot.blame(self.loop.time())
             if self._goes_elsewhere(slot, tried, error):
-                return True
-        if error.code is not Code.UNAVAILABLE or channel.refusal is None:
+                return 0.0
+        is_lost = error.code is Code.UNAVAILABLE and channel.refusal is not None
+        if not is_lost:
             slot.failures = 0  # the server has answered
-            return False
+        retry = self._retry
+        if retry is None or not (is_lost or error.code in retry.codes):
+            return None
         tried.failures += 1
-        if self._is_closed or self._retry is None or not tried.may_be_repeated(error):
+        has_given_up = retry.attempts is not None and tried.failures >= retry.attempts
+        if self._is_closed or has_given_up or not self._may_be_repeated(tried, error):
+            return None
+        if is_lost:
+            return 0.0  # it waits for the connection
+        tried.been = (*tried.been, slot)
+        seconds, deadline = retry.delay(tried.failures), tried.call.deadline
+        return None if deadline is not None and self.loop.time() + seconds >= deadline else seconds
+
+    def _may_be_repeated(self, tried: _Tried, error: Error) -> bool:
+        """Whether it does no harm."""
+        if tried.has_items or (tried.sent is not None and tried.sent.is_begun):
             return False
-        return self._retry.attempts is None or tried.failures < self._retry.attempts
+        method, retry = tried.call.method, self._retry
+        is_named = retry is not None and method.name in retry.methods
+        return is_named or method.options.idempotent or not error.begun
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the client is closed."""
+        if seconds:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await asyncio.shield(self._closing)
 
     def _goes_elsewhere(self, slot: Slot, tried: _Tried, error: Error) -> bool:
         """Whether the call is now made at a server that it has not been to."""
@@ -238,7 +267,7 @@ class Pool:
             self._is_closed
             or error.begun
             or error.code is not Code.UNAVAILABLE
-            or not tried.may_be_repeated(error)
+            or not self._may_be_repeated(tried, error)
         ):
             return False
         tried.been = (*tried.been, slot)
@@ -378,6 +407,8 @@ class Pool:
     async def close(self) -> None:
         """Close all connections, and wait until they are gone. Pending calls get CANCELLED."""
         self._is_closed = True
+        if not self._closing.done():
+            self._closing.set_result(None)
         self._error = None  # its cause has frames that have this pool
         tasks = [slot.task for slot in self._slots if slot.task is not None]
         for task in tasks:
@@ -400,7 +431,7 @@ class _Tried:
 
     :ivar failures: connections, and tries to connect, that have failed under it
     :ivar has_items: an item of its result has come
-    :ivar been: whose servers did not take it
+    :ivar been: whose servers did not take it, or have failed it
     """
 
     __slots__ = ("been", "call", "failures", "has_items", "sent")
@@ -417,12 +448,6 @@ class _Tried:
                 self.sent = _Once(call.stream)
                 call = msgspec.structs.replace(call, stream=self.sent)
             self.call = call
-
-    def may_be_repeated(self, error: Error) -> bool:
-        """Whether it can be sent again after its connection was lost."""
-        if self.has_items or (self.sent is not None and self.sent.is_begun):
-            return False
-        return not error.begun or self.call.method.options.idempotent
 
 
 class _Once:

@@ -1,13 +1,15 @@
-"""When a client connects again, and how long it waits before: no I/O."""
+"""When a client connects again, or makes a call again, and how long it waits before: no I/O."""
 
 from __future__ import annotations
 
 import datetime  # noqa: F401  before msgspec, see credit.py
 import random
+from collections.abc import Collection
 
 import msgspec
 
 from rdmanet.errors import shown
+from rdmanet.rpc.errors import Code
 
 __all__ = ["Retry"]
 
@@ -25,6 +27,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     :ivar jitter: which part of a wait is random, from 0 to 1, so that the clients of a server do not come together
     :ivar attempts: after how many failures a call, or `connect`, gives up. None: only at its deadline
     :ivar connect_seconds: how long one address may take to answer
+    :ivar codes: errors after which a call is made again, though its connection lives, if it may be: its method is
+        idempotent, or has not begun. It waits before as before connecting, and goes to a server that it has not been
+        to, if there is one. `attempts` is for all tries of a call
+    :ivar methods: names of methods that are idempotent, though their class does not say so
+    :raises TypeError: one of `codes` is no `Code`, or of `methods` no text
     """
 
     first_seconds: float = 0.1
@@ -33,8 +40,15 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.5
     attempts: int | None = 8
     connect_seconds: float = 10.0
+    codes: Collection[Code] = frozenset()
+    methods: Collection[str] = frozenset()
 
     def __post_init__(self) -> None:
+        for name, type_ in (("codes", Code), ("methods", str)):
+            given = getattr(self, name)
+            if isinstance(given, str) or not all(isinstance(each, type_) for each in given):
+                raise TypeError(f"Retry: {name}={shown(given)} is no collection of {type_.__name__}")
+            msgspec.structs.force_setattr(self, name, frozenset(given))
         for name in ("first_seconds", "most_seconds", "connect_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Retry: {name}={shown(getattr(self, name))} is not more than 0 seconds")
