@@ -63,6 +63,7 @@ from rdmanet.rpc.pending import CallDetails, Pending, pump
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.stats import Counter, counters_of, ending_of
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended, item_of
+from rdmanet.rpc.turns import Turns
 
 
 class Channel:
@@ -100,6 +101,8 @@ class Channel:
         self._keepalive_seconds = keepalive
         self._keepalive: Keepalive | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
+        self._places = Turns(self.loop)
+        """Calls that wait until the book has room for one more."""
         self.link = Link(self.loop, limits.message_bytes, self._handlers, self._made, self._lost)
         self.fetching = Fetching(self.link, limits, self._release)
 
@@ -168,6 +171,7 @@ class Channel:
 
     def _on_goaway(self, message: Goaway) -> None:
         self.refusal = f"the server takes no new calls ({message.reason})"
+        self._places.end()
         if message.taken is not None:
             self._taken = message.taken
 
@@ -175,6 +179,7 @@ class Channel:
         if self._keepalive is not None:
             self._keepalive.stop()
         self.refusal = self.refusal or f"the connection is closed: {error}"
+        self._places.end()
         lost = self.link.lost_error()
         if not self._greeting.done():
             self._greeting.set_exception(lost)
@@ -191,6 +196,7 @@ class Channel:
     async def close(self) -> None:
         """Close the connection, and wait until it is gone. Pending calls get CANCELLED."""
         self.refusal, self._refusal_code = "the client was closed", Code.CANCELLED
+        self._places.end()
         for pending in self.book.lost():
             pending.fail(Error(Code.CANCELLED, "the client was closed"))
         self.link.close()
@@ -221,6 +227,8 @@ class Channel:
         return self._call_lending(call, arguments, loans) if loans else self._call(call, arguments)
 
     async def _call_lending(self, call: CallDetails, arguments: tuple[Any, ...], loans: Loans) -> Any:
+        if call.waits and self._is_full():
+            await self._turn(call)  # with nothing on loan
         async with contextlib.AsyncExitStack() as block:
             sent, memory = await self._lend(call, arguments, loans, block)
             return await self._call(call, sent, loans, memory, apart=True)
@@ -232,10 +240,25 @@ class Channel:
         cut = Cut()
         return Results(cut, self._stream(cut, call))
 
-    async def _turn(self, deadline: float | None) -> None:
+    def _is_full(self) -> bool:
+        """Whether a call that waits has to wait for another's end."""
+        if len(self.book) >= self.book.calls_max:
+            self._places.pause()
+        return self._places.busy
+
+    async def _turn(self, call: CallDetails) -> None:
+        """Wait until a call can be sent, and send it then before anything else is awaited."""
+        turns, book = self.link.turns, self.book
         try:
-            async with asyncio.timeout_at(deadline):
-                await self.link.turns.wait()
+            async with asyncio.timeout_at(call.deadline):
+                while True:
+                    if call.waits and self._is_full():
+                        await self._places.wait()
+                    if not turns.busy:
+                        return
+                    await turns.wait()
+                    if not call.waits or len(book) < book.calls_max:
+                        return
         except TimeoutError:
             raise not_begun(late()) from None
 
@@ -288,6 +311,8 @@ class Channel:
                     raise late()
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
             pending.place = self.book.begun
+            if self._places.busy:
+                self._is_full()  # for those that were woken with this one
             send = link.send_apart if apart else link.send
             try:
                 if memory is not None:
@@ -298,6 +323,8 @@ class Channel:
                     length = send(OutCallWith(number, there, left_us, arguments, metadata))
             except BaseException:
                 self.book.withdraw(number)
+                if self._places.busy:
+                    self._places.resume()
                 raise
         except Error as exc:
             not_begun(exc)
@@ -328,8 +355,8 @@ class Channel:
     ) -> Any:
         """Make a call with these arguments, buffers as they are sent."""
         method, into = call.method, call.into
-        if self.link.turns.busy:
-            await self._turn(call.deadline)
+        if self.link.turns.busy or (call.waits and self._is_full()):
+            await self._turn(call)
         future: asyncio.Future[Any] = self.loop.create_future()
         counter = self._counters[method.number]
         pending = Pending(method, future, counter, into)
@@ -373,8 +400,8 @@ class Channel:
         arguments: Any = call.arguments
         async with contextlib.AsyncExitStack() as block:
             block.enter_context(cut)
-            if self.link.turns.busy:
-                await self._turn(call.deadline)
+            if self.link.turns.busy or (call.waits and self._is_full()):
+                await self._turn(call)
             if method.buffers or method.brings:
                 arguments, loans = prepared(self.link, method, arguments)
                 arguments, memory = await self._lend(call, arguments, loans, block)
@@ -415,6 +442,8 @@ class Channel:
 
     def _on_reply(self, message: Reply) -> None:
         pending = self.book.reply(message.number)
+        if self._places.busy:
+            self._places.resume()
         if pending is None:
             self._release(message.number)  # its result may be on loan
             return
@@ -441,6 +470,8 @@ class Channel:
 
     def _on_failure(self, message: Failure) -> None:
         pending = self.book.failure(message.number)
+        if self._places.busy:
+            self._places.resume()
         if pending is not None:
             pending.failed(message)
 
@@ -453,6 +484,8 @@ class Channel:
 
     def _on_end(self, message: End) -> None:
         pending = self.book.end(message.number)
+        if self._places.busy:
+            self._places.resume()
         if pending is not None and pending.received is not None:
             if not pending.future.done():
                 pending.future.set_result(None)

@@ -53,6 +53,7 @@ def connect(
     *,
     transport: str = "rdma",
     timeout: float | None = None,
+    wait: bool = False,
     limits: Limits = DEFAULT,
     retry: Retry | None = None,
     policy: Literal["first", "spread"] = "first",
@@ -76,6 +77,8 @@ def connect(
         ``[(host, port), ...]``, or of paths
     :param transport: "rdma", "tcp" or "unix"
     :param timeout: how long a call may take, in seconds; see `options`. None: no limit but the caller's own deadline
+    :param wait: whether calls beyond ``Limits.calls`` of either side wait, in their order, until others have ended or
+        their time is over. Else they fail with RESOURCE_EXHAUSTED
     :param limits: what this side accepts
     :param retry: how to reconnect; this includes the first connection. None: connect once
     :param policy: with several servers, "first": connect to the first that answers; "spread": connect to each, and send
@@ -95,7 +98,7 @@ def connect(
 
     def opened() -> Coroutine[Any, Any, _S]:
         how = limits, retry, policy, keepalive, interceptors, carry
-        return _opened(service, host, port, transport, timeout, *how, transport_options)
+        return _opened(service, host, port, transport, timeout, wait, *how, transport_options)
 
     return Connecting(opened)
 
@@ -126,6 +129,7 @@ async def _opened(
     port: int | None,
     transport: str,
     timeout: float | None,
+    wait: bool,
     limits: Limits,
     retry: Retry | None,
     policy: str,
@@ -175,13 +179,14 @@ async def _opened(
     except OSError as exc:
         raise no_connection(exc) from exc
     calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
-    return cast(_S, _client_class(schema)(calls, _Options(timeout), limits, counters))
+    return cast(_S, _client_class(schema)(calls, _Options(timeout, wait), limits, counters))
 
 
 def options(
     client: _S,
     *,
     timeout: float | None = _SAME,
+    wait: bool = _SAME,
     metadata: Mapping[str, str | bytes] = _SAME,
     into: Any = _SAME,
 ) -> _S:
@@ -192,6 +197,7 @@ def options(
     :param timeout: how long a call may take, in seconds. When it takes longer, it fails with DEADLINE_EXCEEDED, and the
         method is cancelled. Called from within a method of a service, a call ends at that call's deadline at the
         latest. 0 or less: the call fails at once; None, ``math.inf`` or more than 285 years: no limit
+    :param wait: at the limit of unfinished calls; see `connect`
     :param metadata: sent along with each call, instead of what was sent before; the method reads it by ``metadata()``
     :param into: memory of yours for the result, which is an array or a memoryview: ``await rpc.options(store,
         into=weights).get("w")``. Over RDMA the device writes a large result there itself. An array must have the type
@@ -211,6 +217,7 @@ def options(
     before, limits = this._options, this._limits
     changed = _Options(
         before.timeout if timeout is _SAME else seconds(timeout),
+        before.wait if wait is _SAME else wait,
         before.metadata if metadata is _SAME else checked_metadata(metadata, limits.metadata_bytes),
         before.into if into is _SAME else None if into is None else Into(into),
     )
@@ -268,6 +275,7 @@ class _Options(msgspec.Struct, frozen=True):
     """What `options` can change."""
 
     timeout: float | None = None
+    wait: bool = False
     metadata: Metadata | None = None
     into: Into | None = None
 
@@ -311,7 +319,9 @@ def _stub(method: Method) -> Callable[..., Any]:
             options.into.check(method)
         if options.timeout is not None or CURRENT.get() is not None:
             deadline = deadline_in(options.timeout)
-        details = CallDetails(method, arguments, stream, deadline, options.metadata, options.into)
+        details = CallDetails(
+            method, arguments, stream, deadline, options.metadata, options.into, options.wait
+        )
         return self._caller.stream(details) if streams_back else self._caller.unary(details)
 
     call.__name__, call.__qualname__, call.__doc__ = method.name, method.label, method.function.__doc__

@@ -28,6 +28,7 @@ class CallDetails(msgspec.Struct, frozen=True):
     :ivar deadline: when its time is over, on the loop's clock; None: it has no limit
     :ivar metadata: is sent along; None: nothing is
     :ivar into: where the result is to be written; None: into memory that is taken for it
+    :ivar waits: at the limit of unfinished calls; else it fails there
     """
 
     method: Method
@@ -36,6 +37,7 @@ class CallDetails(msgspec.Struct, frozen=True):
     deadline: float | None = None
     metadata: Metadata | None = None
     into: Into | None = None
+    waits: bool = False
 
     def fitted(self, methods: list[Method]) -> CallDetails:
         """The same call of one of these methods, which are those of a server's version."""

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import Journal, Net, failure, idle
+from net import Journal, Net, channel, failure, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.pool import Pool
 from rdmanet.rpc.retry import Retry
-from tests.support.waiting import begin, until_seen
+from tests.support.waiting import begin, loop_turns, until_seen
 
 AGAIN = Retry(first_seconds=0.001, most_seconds=0.002, attempts=4, codes=[Code.ABORTED, Code.UNAVAILABLE])
 SLOW = Retry(first_seconds=3600, most_seconds=3600, codes=[Code.ABORTED], methods=["unmarked"])
@@ -58,6 +58,9 @@ class Flaky(rpc.Service):
         self.journal(f"wait {number}")
         await self.gate.wait()
         return number
+
+    async def sized(self, data: memoryview) -> int:
+        return data.nbytes
 
     async def count(self, until: int) -> AsyncIterator[int]:
         self.journal("count")
@@ -199,3 +202,118 @@ async def test_what_is_no_retry(net: Net):
     server = await net.serve(Flaky())
     with pytest.raises(ValueError, match="Flaky has no method 'markd'"):
         await net.connecting(Flaky, server, retry=Retry(methods=["marked", "markd"]))
+
+
+# ---- At the limit of unfinished calls --------------------------------------------------------------------------
+
+FEW = rpc.Limits(calls=4)
+
+
+@pytest.mark.parametrize("at", ["client", "server"])
+async def test_calls_wait_in_their_order(net: Net, at: str):
+    service = Flaky()
+    now = most = 0
+
+    async def wait(number: int) -> int:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        service.journal(f"wait {number}")
+        await loop_turns(number % 3)
+        now -= 1
+        return number
+
+    service.wait = wait  # type: ignore[method-assign]
+    server = await net.serve(service, **({"limits": FEW} if at == "server" else {}))
+    client = await net.connect(Flaky, server, wait=True, **({"limits": FEW} if at == "client" else {}))
+    assert await asyncio.gather(*(client.wait(number) for number in range(100))) == list(range(100))
+    assert 1 < most <= 4 and service.journal.entries == [f"wait {number}" for number in range(100)]
+    assert not channel(client)._places.busy
+
+
+async def test_others_fail(net: Net):
+    """Those that do not wait; also if there are some that do."""
+    service = Flaky()
+    client = await net.connect(Flaky, await net.serve(service, limits=FEW))
+    waiting = rpc.options(client, wait=True)
+    calls = await begin(*(waiting.wait(number) for number in range(6)))
+    error = await failure(client.wait(6))
+    assert error.code is Code.RESOURCE_EXHAUSTED and not error.begun
+    assert (await failure(rpc.options(waiting, wait=False).wait(6))).code is Code.RESOURCE_EXHAUSTED
+    service.gate.set()
+    assert await asyncio.gather(*calls) == list(range(6))
+
+
+async def test_streams_wait(net: Net):
+    service = Flaky()
+    client = await net.connect(Flaky, await net.serve(service, limits=FEW), wait=True)
+
+    async def all_of(until: int) -> list[int]:
+        return [number async for number in client.count(until)]
+
+    calls = await begin(*(all_of(2) for _ in range(10)))
+    await service.journal.until("count", 4)
+    await loop_turns(5)
+    assert service.journal.entries == ["count"] * 4
+    service.gate.set()
+    assert await asyncio.gather(*calls) == [[0, 1]] * 10
+
+
+async def test_who_gives_up_waiting(net: Net):
+    service = Flaky()
+    client = await net.connect(Flaky, await net.serve(service, limits=FEW), wait=True)
+    calls = await begin(*(client.wait(number) for number in range(10)))
+    error = await failure(rpc.options(client, timeout=0.01).wait(11))
+    assert error.code is Code.DEADLINE_EXCEEDED and not error.begun
+    await service.journal.until("wait 3")
+    for call in calls[::2]:
+        call.cancel()
+    service.gate.set()
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    assert done[1::2] == [1, 3, 5, 7, 9] and all(
+        isinstance(each, asyncio.CancelledError) for each in done[::2]
+    )
+    assert not any(f"wait {number}" in service.journal.entries for number in (6, 8, 11))
+    assert await client.wait(12) == 12
+
+
+@pytest.mark.parametrize("how", ["lost", "closed", "drained"])
+async def test_the_end_of_the_connection(net: Net, how: str):
+    service = Flaky()
+    server = await net.serve(service, limits=FEW)
+    async with net.connecting(Flaky, server, wait=True) as client:
+        calls = await begin(*(client.wait(number) for number in range(6)))
+        await service.journal.until("wait 3")
+        if how == "lost":
+            channel(client).link.transport.abort()
+        elif how == "closed":
+            await client.aclose()
+        else:
+            (draining,) = await begin(server.drain())
+        for call in calls[4:]:
+            error = await failure(call)
+            assert error.code is (Code.CANCELLED if how == "closed" else Code.UNAVAILABLE) and not error.begun
+        if how == "drained":
+            service.gate.set()
+            assert await asyncio.gather(*calls[:4]) == list(range(4))
+            await draining
+        else:
+            assert not any(
+                [(await failure(call)).code not in (Code.CANCELLED, Code.UNAVAILABLE) for call in calls[:4]]
+            )
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_who_waits_lends_nothing(net: Net):
+    service = Flaky()
+    client = await net.connect(Flaky, await net.serve(service, limits=FEW), wait=True)
+    calls = await begin(*(client.wait(number) for number in range(4)))
+    link = channel(client).link
+    before = link.loans_left
+    data = bytes(range(256)) * (1 << 13)
+    (sized,) = await begin(client.sized(data))
+    await service.journal.until("wait 3")
+    assert link.loans_left == before
+    service.gate.set()
+    assert await sized == len(data)
+    await asyncio.gather(*calls)
