@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from rdmanet.loop import loop_factory as loop_factory
     from rdmanet.loop import patch_loop as patch_loop
     from rdmanet.loop import run as run
+    from rdmanet.stream.metrics import MetricsCollector as MetricsCollector
+    from rdmanet.stream.metrics import metrics as metrics
     from rdmanet.stream.peer_memory import OfferedMemory as OfferedMemory
     from rdmanet.stream.registered import RegisteredMemory as RegisteredMemory
     from rdmanet.stream.tls import start_tls as start_tls
@@ -98,6 +100,8 @@ _LAZY = {
     "listen_rdma_stream": "streams.blocking_listener",
     "open_rdma_stream": "streams.blocking",
     "sendfile": "streams.files",
+    "MetricsCollector": "stream.metrics",
+    "metrics": "stream.metrics",
     "OfferedMemory": "stream.peer_memory",
     "RdmaStreamReader": "streams.reader_writer",
     "RdmaStreamWriter": "streams.reader_writer",

@@ -2402,6 +2402,12 @@ class StreamEngine(Watcher):
     def close(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
+class Totals:
+    """What the connections and engines of one device have counted that have ended."""
+
+def stream_totals() -> dict[str, dict[str, dict[str, int]]]:
+    """For each device that was used: what its connections have counted, by side, and its engines."""
+
 @final
 class IntoReader:
     """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/unread.pxi."""

@@ -77,6 +77,7 @@ ROOMS = [
         {"verbs_async"},
         {"stream.peer_memory", "stream.bindings", "stream.registered", "stream.connection"},
         {"stream.admission"},
+        {"stream.metrics"},
         {"stream.teardown"},
     ],
     [{"stream.explaining"}],

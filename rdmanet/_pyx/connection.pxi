@@ -69,6 +69,7 @@ cdef class Connection:
     cdef bint may_deliver               # the protocol wants bytes and may have them
     cdef bint discarding                # closed: what still comes is dropped, its slots granted again
     cdef bint opened                    # established: control frames are heard
+    cdef bint accepted                  # and the peer has asked for it
     cdef bint greeted                   # what connection_made() has scheduled has run: delivery may begin
     cdef list early                     # control frames that came before that
     cdef bint listed                    # already on the engine's list of connections to deliver

@@ -46,6 +46,7 @@ cdef int release_connection(Connection connection) except -1:
     connection.queue = None
     engine.in_flight -= connection.log.left()
     engine.unsolicited -= not connection.solicits
+    count_connection(connection, engine.totals)
     engine.expel(connection)
     set_blocked(connection, False)
     try:

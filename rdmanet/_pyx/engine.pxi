@@ -38,6 +38,8 @@ cdef class _Engine(Watcher):
     cdef list ready, dirty, failed
     cdef object delivering              # the connection whose callback is running
     cdef object loop
+    cdef object totals                  # where what has ended is counted: totals.pxi
+    cdef object __weakref__
 
     cdef verbs.ibv_recv_wr recv_wr[CHAIN]
     cdef verbs.ibv_sge recv_sge[CHAIN]

@@ -75,6 +75,7 @@ cdef int open_connection(Connection connection, object protocol, bint buffered, 
     """Delivery and sending may begin."""
     has_engine(connection)
     connection.may_send = connection.may_send or may_send
+    connection.accepted = not may_send
     connection.writable = True
     choose_sink(connection, protocol, buffered)
     connection.opened = True

@@ -29,6 +29,7 @@ cdef class StreamEngine(_Engine):
         self.grown = GrownRings(self)
         self.alive = KeepAlive(self, context.library)
         self.begin(CompChannel(context), notifier, loop.call_soon, self.channel_ready, contextvars.copy_context())
+        self.totals = begin_count(self)
 
     def set_busy_poll(self, busy_poll):
         """Watch for `busy_poll` seconds after each message (None: adaptive, 0: none)."""
@@ -228,6 +229,7 @@ cdef class StreamEngine(_Engine):
         cdef CQ cq
         if self.closed:
             return
+        count_engine(self, &(<Totals>self.totals).engines)
         self.end()
         self.grown.end()
         self.alive.stop()

@@ -8,16 +8,27 @@ Nothing else happens until somebody asks.
 from __future__ import annotations
 
 import logging
+import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rdmanet.base.onlookers import Onlookers, Source
 from rdmanet.base.onlookers import Readers as Readers
 
 if TYPE_CHECKING:
-    from rdmanet.base.accounts import ConnectionInfo
+    from collections.abc import Iterator
+
+    from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 
 logger = logging.getLogger("rdmanet")
+
+
+@runtime_checkable
+class TcpSource(Source, Protocol):
+    """A source that has connections by TCP."""
+
+    def tcp_sides(self) -> Iterator[str]:
+        """The side of each that lives, "client" or "server"; the kernel is not asked."""
 
 
 class Watched:
@@ -40,6 +51,9 @@ class Watched:
             self._onlookers.close(loop_lives)
 
 
+opened_by_tcp = {"client": 0, "server": 0}
+"""How many connections switched loops have made by TCP, by side."""
+
 _sources: weakref.WeakValueDictionary[int, Source] = weakref.WeakValueDictionary()
 
 
@@ -52,5 +66,26 @@ def connections() -> list[ConnectionInfo]:
 
     It may be called in any thread. What it returns is a picture of this moment: ask again to see what has changed.
     """
-    sources = (each() for each in _sources.valuerefs())
-    return [info for source in sources if source is not None for info in source.connection_infos()]
+    return [info for source in _living() for info in source.connection_infos()]
+
+
+def servers() -> list[ServerInfo]:
+    """All servers of this process as they are now."""
+    return [info for source in _living() for info in source.server_infos()]
+
+
+def tcp_connections() -> tuple[dict[str, int], dict[str, int]]:
+    """How many connections switched loops have made by TCP, and how many of these live: by side."""
+    sides = [side for source in _living() if isinstance(source, TcpSource) for side in source.tcp_sides()]
+    return dict(opened_by_tcp), {side: sides.count(side) for side in opened_by_tcp}
+
+
+def _living() -> Iterator[Source]:
+    return (source for each in _sources.valuerefs() if (source := each()) is not None)
+
+
+def _forked() -> None:
+    opened_by_tcp.update(client=0, server=0)
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from rdmanet.base.watching import opened_by_tcp
+
 BY_CLIENT = "the client came by TCP"
 
 OF_SERVER = {"fabric": "tcp", "fabric_reason": BY_CLIENT}
@@ -97,6 +99,7 @@ class Usher(asyncio.Protocol):
         return self
 
     def connection_made(self, transport: Any) -> None:
+        opened_by_tcp["server" if self._facts is OF_SERVER else "client"] += 1
         self.transport = annotated = AnnotatedTransport(transport, self._facts)
         self._made[id(annotated)] = annotated
         transport.set_protocol(self.protocol)
@@ -168,10 +171,11 @@ def is_connecting() -> bool:
 
 
 def facts(server: object) -> dict[str, str]:
-    """What get_extra_info() is to know of a transport that asyncio makes in this context.
+    """What get_extra_info() is to know of a transport that asyncio makes in this context; it is counted.
 
     :param server: whose it is; None if it is of no server
     """
+    opened_by_tcp["client" if server is None else "server"] += 1
     if server is not None:
         return OF_SERVER
     call = making.get()

@@ -87,6 +87,12 @@ class Switch:
 
         return tcp_infos(self.base.loop, self._made)
 
+    def tcp_sides(self) -> Iterator[str]:
+        """The side of each of these connections."""
+        from rdmanet.loop.tcp_infos import tcp_sides
+
+        return tcp_sides(self.base.loop, self._made)
+
     def server_infos(self) -> Iterator[ServerInfo]:
         """The servers that serve both. Who looks counts those by TCP, which are listed one by one."""
         return (server.info_but_tcp() for server in list(self.servers))

@@ -31,13 +31,27 @@ def tcp_infos(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterato
 
     :param made: the transports that were made for a loop which does not tell
     """
+    for transport in _transports(loop, made):
+        info = _info_of(transport)
+        if info is not None:
+            yield info
+
+
+def tcp_sides(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterator[str]:
+    """The side of each; the kernel is not asked, so one that somebody keeps is counted until that knows of its end."""
+    return (_side(transport) for transport in _transports(loop, made) if not transport.is_closing())
+
+
+def _transports(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterator[Any]:
     known: Any = getattr(loop, "_transports", made)
     for each in known.valuerefs():
         transport = each()
         if transport is not None and transport.get_extra_info("fabric") == "tcp":
-            info = _info_of(transport)
-            if info is not None:
-                yield info
+            yield transport
+
+
+def _side(transport: Any) -> str:
+    return "server" if transport.get_extra_info("fabric_reason") == BY_CLIENT else "client"
 
 
 def _info_of(transport: Any) -> ConnectionInfo | None:
@@ -46,7 +60,7 @@ def _info_of(transport: Any) -> ConnectionInfo | None:
     info = ConnectionInfo(
         fabric="tcp",
         reason=reason,
-        role="server" if reason == BY_CLIENT else "client",
+        role=_side(transport),
         local=_place(transport.get_extra_info("sockname")),
         peer=_place(transport.get_extra_info("peername")),
         state="closing" if transport.is_closing() else "open",

@@ -37,6 +37,33 @@ async def test_connections_by_tcp_have_their_reasons():
     server.close()
 
 
+def by_tcp(name: str, side: str) -> float:
+    found = re.search(
+        rf'^{name}{{fabric="tcp",device="",side="{side}"}} (\d+)$', rdmanet.metrics(), re.MULTILINE
+    )
+    assert found is not None
+    return int(found[1])
+
+
+async def test_metrics_count_connections_by_tcp():
+    loop = asyncio.get_running_loop()
+    opened = {side: by_tcp("rdmanet_connections_opened_total", side) for side in ("client", "server")}
+    rdmanet.patch_loop(loop, peers="!*")
+    async with serving() as (server, port):
+        transport, protocol = await loop.create_connection(Recorder, "127.0.0.1", port)
+        transport.write(b"hello")
+        await protocol.until(lambda: protocol.data == b"hello")
+        for side, before in opened.items():
+            assert by_tcp("rdmanet_connections", side) == 1
+            assert by_tcp("rdmanet_connections_opened_total", side) == before + 1
+        transport.close()
+        await protocol.until(lambda: "lost" in protocol.events)
+        await until_seen(lambda: not by_tcp("rdmanet_connections", "server"))
+    for side, before in opened.items():
+        assert by_tcp("rdmanet_connections", side) == 0
+        assert by_tcp("rdmanet_connections_opened_total", side) == before + 1
+
+
 async def test_a_server_lists_its_clients_by_both():
     loop = asyncio.get_running_loop()
     async with serving() as (server, port):

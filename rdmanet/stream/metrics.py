@@ -1,0 +1,162 @@
+"""What this process does with its connections, as metrics: `metrics()`, and `MetricsCollector` for prometheus_client.
+
+Theory
+------
+A monitoring system asks a process for its counters and gauges every some seconds, and computes rates from the
+difference. So a counter must not go back while the process lives. `stream_totals` (_core) has the sums of all
+connections by RDMA, also of those that have ended; connections by TCP are counted when they are made, and their bytes
+are not, since the kernel forgets them with the connection.
+
+Each combination of labels is kept by the monitoring system for weeks. So there is a label for the device, the side and
+the fabric, and none for a connection or a peer: `rdmanet ss` shows single connections.
+
+Nothing is computed before somebody asks, and then in C, for each connection some additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rdmanet._core import stream_totals
+from rdmanet.base import watching
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+Labels = dict[str, str]
+
+
+class _About(NamedTuple):
+    """What is said of a metric; a counter's name ends in _total, as Prometheus wants it."""
+
+    name: str
+    help: str
+
+    @property
+    def kind(self) -> str:
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def family(self) -> str:
+        """Its name to OpenMetrics and to prometheus_client."""
+        return self.name.removesuffix("_total")
+
+
+class _Found(NamedTuple):
+    """A metric and its samples."""
+
+    about: _About
+    samples: Sequence[tuple[Labels, float]]
+
+
+_CONNECTIONS = _About("rdmanet_connections", "Connections that live.")
+_OPENED = _About("rdmanet_connections_opened_total", "Connections that were established.")
+_WAITING = _About(
+    "rdmanet_connections_waiting",
+    "Connections on which bytes wait: for the peer's program to read, the peer's device to acknowledge, or this "
+    "program to read.",
+)
+_SUMS = {
+    "bytes_sent": _About("rdmanet_sent_bytes_total", "Bytes sent by RDMA."),
+    "bytes_received": _About("rdmanet_received_bytes_total", "Bytes received by RDMA."),
+    "bytes_borrowed": _About(
+        "rdmanet_sent_borrowed_bytes_total", "Bytes sent that were read from where the program has them."
+    ),
+    "bytes_placed": _About(
+        "rdmanet_sent_placed_bytes_total", "Bytes sent that were written to memory which the peer's read named."
+    ),
+    "frames_sent": _About("rdmanet_sent_frames_total", "Frames with bytes that were sent."),
+    "frames_received": _About("rdmanet_received_frames_total", "Frames with bytes that were received."),
+    "control_frames_sent": _About("rdmanet_sent_control_frames_total", "Frames without bytes that were sent."),
+    "bytes_unsent": _About("rdmanet_unsent_bytes", "Bytes that were written and wait to be sent."),
+    "bytes_registered": _About("rdmanet_registered_bytes", "Registered memory that connections have of their own."),
+    "sends_in_flight": _About("rdmanet_frames_in_flight", "Frames that the device has not completed."),
+    "slots_held": _About("rdmanet_receive_slots_held", "Receive slots with bytes that wait for the program."),
+}  # fmt: skip
+"""What `stream_totals` knows of each side."""
+_WAITS = {"wait_for_peer": "peer", "wait_for_device": "device", "wait_for_reader": "reader"}
+_ENGINES = {
+    "engines": _About("rdmanet_loops", "Event loops that use the device."),
+    "passes": _About("rdmanet_loop_passes_total", "Looks of event loops for completions."),
+    "polls": _About("rdmanet_loop_polls_total", "Polls of completion queues."),
+    "sleeps": _About("rdmanet_loop_sleeps_total", "How often event loops went to sleep on the device."),
+    "wakeups": _About("rdmanet_loop_wakeups_total", "How often the device woke an event loop."),
+    "messages": _About("rdmanet_loop_messages_total", "Completions that somebody waited for."),
+}
+_HALF_OPEN = _About(
+    "rdmanet_server_half_open_connections", "Connections that servers have accepted and that are being made."
+)
+_REQUESTS = _About("rdmanet_server_waiting_requests", "Requests that wait until fewer are being made.")
+
+
+def metrics(openmetrics: bool = False) -> str:
+    """What this process does with its connections, in Prometheus' text format: what a handler of ``/metrics`` answers.
+
+    It may be called in any thread. docs/howto/watch.md lists the metrics.
+
+    :param openmetrics: as OpenMetrics 1.0 (``application/openmetrics-text; version=1.0.0; charset=utf-8``), and not as
+        Prometheus' own format (``text/plain; version=0.0.4``)
+    """
+    lines = []
+    for about, samples in _found():
+        family = about.family if openmetrics else about.name
+        lines.append(f"# HELP {family} {about.help}")
+        lines.append(f"# TYPE {family} {about.kind}")
+        lines += [f"{about.name}{_label_text(labels)} {number}" for labels, number in samples]
+    if openmetrics:
+        lines.append("# EOF")
+    return "\n".join(lines) + "\n"
+
+
+class MetricsCollector:
+    """The same for prometheus_client: ``prometheus_client.REGISTRY.register(rdmanet.MetricsCollector())``."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now; what a registry calls."""
+        from prometheus_client import Metric
+
+        for about, samples in _found():
+            metric = Metric(about.family, about.help, about.kind)
+            for labels, number in samples:
+                metric.add_sample(about.name, labels, number)
+            yield metric
+
+
+def _found() -> Iterator[_Found]:
+    totals = stream_totals()
+    sides = [
+        ({"fabric": "rdma", "device": device, "side": side}, sums[side])
+        for device, sums in sorted(totals.items())
+        for side in ("client", "server")
+    ]
+    opened, live = watching.tcp_connections()
+    by_tcp = [{"fabric": "tcp", "device": "", "side": side} for side in ("client", "server")]
+    yield _Found(
+        _CONNECTIONS,
+        [(labels, sums["connections"]) for labels, sums in sides]
+        + [(labels, live[labels["side"]]) for labels in by_tcp],
+    )
+    yield _Found(
+        _OPENED,
+        [(labels, sums["opened"]) for labels, sums in sides]
+        + [(labels, opened[labels["side"]]) for labels in by_tcp],
+    )
+    yield _Found(
+        _WAITING,
+        [({**labels, "for": who}, sums[name]) for labels, sums in sides for name, who in _WAITS.items()],
+    )
+    for name, about in _SUMS.items():
+        yield _Found(about, [(labels, sums[name]) for labels, sums in sides])
+    for name, about in _ENGINES.items():
+        yield _Found(
+            about, [({"device": device}, sums["engines"][name]) for device, sums in sorted(totals.items())]
+        )
+    servers = [info for info in watching.servers() if info.fabric == "rdma"]
+    yield _Found(_HALF_OPEN, [({}, sum(info.half_open for info in servers))])
+    yield _Found(_REQUESTS, [({}, sum(info.waiting for info in servers))])
+
+
+def _label_text(labels: Labels) -> str:
+    """Labels as the formats write them. Their values are names of ours and of devices, which have nothing to escape."""
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
