@@ -110,12 +110,25 @@ ctypedef struct watch_window:
     uint32_t to_sleep           # and how many are to be slept through for it
     bint missed                 # this wait is such a one
     bint slept                  # in this wait
+    uint64_t asleep_ns          # since when it sleeps; 0: it is awake,
+    uint64_t woken_ns           # and since when that
+    uint64_t slept_ns, polled_ns    # in all: asleep, and awake while there was nothing to do
 
 
 cdef inline uint64_t now_ns() noexcept nogil:
     cdef timespec t
     clock_gettime(CLOCK_MONOTONIC, &t)
     return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
+
+
+# Both clocks at one moment: how fast the cheap one is shows when somebody asks, some time later.
+cdef uint64_t first_clock = cheap_clock(), first_ns = now_ns()
+
+
+cdef uint64_t cheap_ns(uint64_t interval) noexcept:
+    """An interval of cheap_clock() in nanoseconds."""
+    cdef uint64_t clocks = cheap_clock() - first_clock
+    return <uint64_t>(<double>interval * <double>(now_ns() - first_ns) / <double>max(clocks, <uint64_t>1))
 
 
 cdef int watch_limit(watch_window *window, busy_poll) except -1:
@@ -177,6 +190,33 @@ cdef inline void watch_worked(watch_window *window, uint64_t now) noexcept:
     watch_begin(window, now)
 
 
+cdef inline void watch_sleeps(watch_window *window) noexcept:
+    """It goes to sleep, right after `watch_on` if it ever polls."""
+    window.slept = True
+    window.asleep_ns = window.looked_ns if window.limit_ns else now_ns()
+    if window.limit_ns:
+        watch_polled(window, window.asleep_ns)
+
+
+cdef inline void watch_wakes(watch_window *window) noexcept:
+    """It is awake: an event has come just now, or there is something to do."""
+    window.woken_ns = window.looked_ns if window.looked_ns > window.asleep_ns else now_ns()
+    window.slept_ns += window.woken_ns - window.asleep_ns
+    window.asleep_ns = 0
+
+
+cdef uint64_t slept_ns(const watch_window *window) noexcept:
+    """For how long it has slept, until now."""
+    return window.slept_ns + (now_ns() - window.asleep_ns if window.asleep_ns else 0)
+
+
+cdef inline void watch_polled(watch_window *window, uint64_t until) noexcept:
+    """A wait that was polled through has ended."""
+    cdef uint64_t since = max(window.idle_ns, window.woken_ns)
+    if until > since:
+        window.polled_ns += until - since
+
+
 cdef inline bint watch_robbed(watch_window *window, uint64_t passed) noexcept:
     """Whether the kernel has taken the processor from this thread since the last wait ended, `passed` ago."""
     cdef long before = window.switches
@@ -196,6 +236,7 @@ cdef inline void watch_learn(watch_window *window, uint64_t now) noexcept:
     if wait == 0:
         watch_worked(window, now)
         return
+    watch_polled(window, came)
     busy = idle - window.heard_ns
     robbed = watch_robbed(window, busy + wait)
     if window.slept:

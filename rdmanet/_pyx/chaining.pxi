@@ -56,7 +56,21 @@ cdef inline bint may_post(Connection connection) noexcept:
     return connection.opened and connection.may_send and not connection.broken and connection.engine.pid == verbs.rn_pid
 
 
+cdef void note_credits(Connection connection, bint lacks) noexcept:
+    """Bytes begin to wait for a credit, or need not wait any more."""
+    cdef uint64_t now = now_ns()
+    if lacks:
+        connection.waits_for_credits += 1
+        connection.without_since = now
+    else:
+        connection.without_ns += now - connection.without_since
+        connection.without_since = 0
+
+
 cdef inline void set_blocked(Connection connection, bint blocked) noexcept:
+    cdef bint lacks = blocked and connection.ledger.peer_granted == connection.ledger.sent
+    if lacks != (connection.without_since != 0):
+        note_credits(connection, lacks)
     if blocked != connection.blocked:
         connection.blocked = blocked
         connection.engine.blocked += 1 if blocked else -1

@@ -120,6 +120,11 @@ cdef class Connection:
     cdef object failure                 # what `fabric_failed` will be told once the queue is drained
     cdef uint64_t failure_tick
     cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed, bytes_placed
+    cdef uint64_t opened_ns
+    cdef uint64_t sent_ns, heard_ns     # the last data, by the clock of the pass: no call for each frame
+    cdef uint64_t waits_for_credits     # how often bytes had to wait for a credit,
+    cdef uint64_t without_ns            # and for how long,
+    cdef uint64_t without_since         # besides the time since then; 0: they do not wait
 
     def __cinit__(self, owner, bint reference_writes=True, size_t spill_bytes=0):
         self.owner = owner
@@ -453,6 +458,9 @@ cdef class Connection:
     # -- counts ------------------------------------------------------------------------------------------
 
     def stats(self):
+        cdef uint64_t now = now_ns(), quiet = now - self.sent_ns
+        if self.posted_at:
+            quiet = min(quiet, cheap_ns(cheap_clock() - self.posted_at))
         return {
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
@@ -470,7 +478,18 @@ cdef class Connection:
             "slots_leased": self.inbox.leased,
             "slots_borrowed": self.borrowed,
             "bytes_registered": registered_bytes(self),
+            "frame_bytes": self.frame_bytes,
+            "waits_for_credits": self.waits_for_credits,
+            "us_without_credits": ns_without_credits(self) // 1000,
+            "us_open": (now - self.opened_ns) // 1000 if self.opened else 0,
+            "us_since_sent": quiet // 1000 if self.opened else 0,
+            "us_since_received": (now - min(now, self.heard_ns)) // 1000 if self.opened else 0,
         }
+
+
+cdef uint64_t ns_without_credits(Connection connection) noexcept:
+    """For how long bytes have waited for credits, until now."""
+    return connection.without_ns + (now_ns() - connection.without_since if connection.without_since else 0)
 
 
 cdef size_t registered_bytes(Connection connection):

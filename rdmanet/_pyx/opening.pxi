@@ -76,6 +76,7 @@ cdef int open_connection(Connection connection, object protocol, bint buffered, 
     has_engine(connection)
     connection.may_send = connection.may_send or may_send
     connection.accepted = not may_send
+    connection.opened_ns = connection.sent_ns = connection.heard_ns = now_ns()
     connection.writable = True
     choose_sink(connection, protocol, buffered)
     connection.opened = True

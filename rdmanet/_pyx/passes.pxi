@@ -255,7 +255,8 @@ cdef class StreamEngine(_Engine):
     def stats(self):
         """Counters since the engine began: how often it looked, slept, was woken, and for how much.
 
-        `queues` and `queues_awake` are of now: completion queues, and those of them that a pass polls.
+        `us_asleep` and `us_polling` are times: the latter awake without anything to do. `polling` is whether it is
+        awake now. `queues` and `queues_awake` are of now: completion queues, and those of them that a pass polls.
         """
         return {
             "passes": self.passes,
@@ -265,6 +266,9 @@ cdef class StreamEngine(_Engine):
             "polls": self.polls,
             "queues": len(self.cqs),
             "queues_awake": len(self.awake),
+            "polling": self.scheduled or self.in_pass,
+            "us_asleep": slept_ns(&self.window) // 1000,
+            "us_polling": self.window.polled_ns // 1000,
             "stale_completions": self.stale,
             "window_ns": self.window.ns,
             "busy_ns": self.window.busy_ns,

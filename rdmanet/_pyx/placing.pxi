@@ -102,6 +102,8 @@ cdef int chain_placing(Connection connection, PeerWant want, object owner, const
     connection.posted += 1
     connection.frames_sent += 1
     connection.bytes_sent += total
+    if connection.engine.in_pass:
+        connection.sent_ns = connection.engine.window.looked_ns
     connection.bytes_placed += total
     return post_sends(connection)
 

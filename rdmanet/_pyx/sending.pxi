@@ -80,6 +80,8 @@ cdef int chain_data(Connection connection, object owner, const char *data, uint3
     connection.posted += 1
     connection.frames_sent += 1
     connection.bytes_sent += length
+    if engine.in_pass:
+        connection.sent_ns = engine.window.looked_ns    # else send_taken looks at a clock
     if connection.peer_wants is not None:
         connection.peer_wants.sent(length)
     if inline:

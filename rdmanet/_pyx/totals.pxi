@@ -12,12 +12,14 @@ ctypedef struct connection_sums:
     uint64_t connections            # and those of them that live
     uint64_t bytes_sent, bytes_received, bytes_borrowed, bytes_placed
     uint64_t frames_sent, frames_received, control_frames_sent
+    uint64_t waits_for_credits, ns_without_credits
     uint64_t bytes_unsent, bytes_registered, sends_in_flight, slots_held    # of those that live
     uint64_t wait_for_peer, wait_for_device, wait_for_reader                # see ConnectionInfo.waits
 
 ctypedef struct engine_sums:
     uint64_t engines                # those that live
     uint64_t passes, sleeps, wakeups, polls, messages
+    uint64_t ns_asleep, ns_polling
 
 
 cdef class Totals:
@@ -51,6 +53,8 @@ cdef void count_engine(_Engine engine, engine_sums *sums) noexcept:
     sums.wakeups += engine.wakeups
     sums.polls += engine.polls
     sums.messages += engine.messages
+    sums.ns_asleep += slept_ns(&engine.window)
+    sums.ns_polling += engine.window.polled_ns
 
 
 cdef void add_counters(Connection connection, connection_sums *sums) noexcept:
@@ -62,6 +66,8 @@ cdef void add_counters(Connection connection, connection_sums *sums) noexcept:
     sums.frames_sent += connection.frames_sent
     sums.frames_received += connection.frames_received
     sums.control_frames_sent += connection.controls_posted
+    sums.waits_for_credits += connection.waits_for_credits
+    sums.ns_without_credits += ns_without_credits(connection)
 
 
 cdef int add_live(Connection connection, connection_sums *sums) except -1:

@@ -216,6 +216,8 @@ cdef class Watcher:
         if self.closed or self.in_pass or self.pid != verbs.rn_pid:
             return 0
         self.in_pass = True
+        if self.window.asleep_ns:
+            watch_wakes(&self.window)
         self.passes += 1
         self.tick += 1
         self.unheard = 0
@@ -273,7 +275,7 @@ cdef class Watcher:
             self.put_to_sleep(0)
         self.resting()
         self.sleeps += 1
-        self.window.slept = True
+        watch_sleeps(&self.window)
         return 0
 
     cdef int spin(self) except -1:

@@ -21,6 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+_SMALL_FRAME_BYTES = 8192
+_MANY_BYTES = 1 << 20
+"""So much in small frames is worth a note."""
+_MOMENT_US = 1_000_000
+"""Who has said or heard something within this time is not idle."""
+
 Place = tuple[str, int]
 """An address and a port."""
 
@@ -88,10 +94,30 @@ class ConnectionInfo:
         return words
 
     def explain(self) -> str:
-        """What the connection is, and who waits for whom: a few lines of text."""
+        """What the connection is, who waits for whom, and what has slowed it: a few lines of text."""
         lines = [self._line(), f"fabric: {self._fabric()}"]
         lines += [f"waits: {words}" for words in self.waits()] or [f"waits: nobody; {self._activity()}"]
+        lines += [f"note: {words}" for words in self.notes()]
         return "\n".join(lines)
+
+    def notes(self) -> list[str]:
+        """What has slowed the connection until now, though nobody may wait at this moment."""
+        stats, notes = self.stats, []
+        waited_us, open_us = stats.get("us_without_credits", 0), stats.get("us_open", 0)
+        if waited_us > open_us // 100:
+            notes.append(
+                f"bytes have waited for credits {stats['waits_for_credits']} times, {time_text(waited_us)} in all of"
+                f" {time_text(open_us)}: the peer reads more slowly than this program writes"
+            )
+        frames, frame_bytes = stats.get("frames_sent", 0), stats.get("frame_bytes", 0)
+        sent = stats.get("bytes_sent", 0) - stats.get("bytes_placed", 0)
+        is_small = sent >= _MANY_BYTES and 0 < frame_bytes <= _SMALL_FRAME_BYTES
+        if is_small and sent > frames * frame_bytes * 3 // 4:
+            notes.append(
+                f"the peer's receive slots hold {frame_bytes} bytes, so {size_text(sent)} took {frames} frames:"
+                " small slots: give the peer a larger slot_bytes="
+            )
+        return notes
 
     def _line(self) -> str:
         role = f" ({self.role})" if self.role else ""
@@ -103,8 +129,12 @@ class ConnectionInfo:
         return f"{self.fabric.upper()}{device}: {self.reason or 'no reason is known'}"
 
     def _activity(self) -> str:
-        sent, received = self.stats.get("bytes_sent", 0), self.stats.get("bytes_received", 0)
-        return f"{size_text(sent)} sent, {size_text(received)} received"
+        words = []
+        for how in ("sent", "received"):
+            moved, since = self.stats.get(f"bytes_{how}", 0), self.stats.get(f"us_since_{how}")
+            last = f" ({time_text(since)} ago)" if moved and since is not None else ""
+            words.append(f"{size_text(moved)} {how}{last}")
+        return ", ".join(words)
 
     def _sending(self) -> list[str]:
         """For whom bytes wait that were written."""
@@ -122,6 +152,11 @@ class ConnectionInfo:
         elif unsent:
             words.append(
                 f"{what} for the device to read them, or for the next pass of this loop: credits {credits}"
+            )
+        elif in_flight and stats.get("us_since_sent", 0) > _MOMENT_US:
+            words.append(
+                f"{in_flight} frames are in flight for {time_text(stats['us_since_sent'])}: the peer's device does not"
+                " acknowledge them: it may be stopped, or the network loses packets"
             )
         if self.paused:
             words.append("this program's writers are paused (pause_writing), and drain() waits")
@@ -214,3 +249,15 @@ def size_text(nbytes: int) -> str:
         if nbytes < 1 << (shift + 10):
             return f"{nbytes / (1 << shift):.1f} {unit}"
     return f"{nbytes / (1 << 30):.1f} GiB"
+
+
+def time_text(microseconds: int) -> str:
+    """A time as people read it: 12 µs, 3.4 ms, 5.6 s, 7 min, 8 h."""
+    if microseconds < 1000:
+        return f"{microseconds} µs"
+    if microseconds < 1_000_000:
+        return f"{microseconds / 1e3:.1f} ms"
+    if microseconds < 120_000_000:
+        return f"{microseconds / 1e6:.1f} s"
+    minutes = microseconds // 60_000_000
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text, time_text
 from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
 from rdmanet.cli.text import table
 
@@ -162,7 +162,11 @@ def _lines_of(picture: Picture, process: Process) -> Iterator[str]:
             yield "  " + server.explain().replace("\n", "\n    ")
         for engine in answer.engines:
             polls = "polling" if engine.get("polling") else "sleeping"
-            yield f"  loop on {engine['device']}: {polls}; {engine.get('wakeups', 0)} wake-ups"
+            asleep, polled = (time_text(engine.get(f"us_{what}", 0)) for what in ("asleep", "polling"))
+            yield (
+                f"  loop on {engine['device']}: {polls}; asleep for {asleep} in all, polling for {polled};"
+                f" {engine.get('wakeups', 0)} wake-ups"
+            )
         yield from _connection_lines(picture, process, answer)
 
 
@@ -173,7 +177,7 @@ def _connection_lines(picture: Picture, process: Process, answer: Answer) -> Ite
     for info in answer.connections:
         rates = picture.rates(process, answer, info)
         rows.append(_row(info, rates))
-        texts = [f"waits: {words}" for words in info.waits()]
+        texts = [f"waits: {words}" for words in info.waits()] + [f"note: {words}" for words in info.notes()]
         if info.fabric == "tcp":
             texts.insert(0, f"why TCP: {info.reason or 'no reason is known'}")
         below.append(texts)
@@ -207,7 +211,7 @@ def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
         connections = []
         for info in answer.connections:
             rates = picture.rates(process, answer, info)
-            shown = info.facts() | {"waits": info.waits()}
+            shown = info.facts() | {"waits": info.waits(), "notes": info.notes()}
             if rates is not None:
                 shown |= {"sent_per_s": rates[0], "received_per_s": rates[1]}
             connections.append(shown)

@@ -69,6 +69,10 @@ _SUMS = {
     "frames_sent": _About("rdmanet_sent_frames_total", "Frames with bytes that were sent."),
     "frames_received": _About("rdmanet_received_frames_total", "Frames with bytes that were received."),
     "control_frames_sent": _About("rdmanet_sent_control_frames_total", "Frames without bytes that were sent."),
+    "waits_for_credits": _About("rdmanet_waits_for_credits_total", "How often bytes had to wait for a credit."),
+    "ns_without_credits": _About(
+        "rdmanet_without_credits_seconds_total", "For how long bytes have waited for credits, over all connections."
+    ),
     "bytes_unsent": _About("rdmanet_unsent_bytes", "Bytes that were written and wait to be sent."),
     "bytes_registered": _About("rdmanet_registered_bytes", "Registered memory that connections have of their own."),
     "sends_in_flight": _About("rdmanet_frames_in_flight", "Frames that the device has not completed."),
@@ -83,6 +87,11 @@ _ENGINES = {
     "sleeps": _About("rdmanet_loop_sleeps_total", "How often event loops went to sleep on the device."),
     "wakeups": _About("rdmanet_loop_wakeups_total", "How often the device woke an event loop."),
     "messages": _About("rdmanet_loop_messages_total", "Completions that somebody waited for."),
+    "ns_asleep": _About("rdmanet_loop_asleep_seconds_total", "For how long event loops slept on the device."),
+    "ns_polling": _About(
+        "rdmanet_loop_polling_seconds_total",
+        "For how long event loops polled the device and had nothing to do.",
+    ),
 }
 _HALF_OPEN = _About(
     "rdmanet_server_half_open_connections", "Connections that servers have accepted and that are being made."
@@ -147,14 +156,20 @@ def _found() -> Iterator[_Found]:
         [({**labels, "for": who}, sums[name]) for labels, sums in sides for name, who in _WAITS.items()],
     )
     for name, about in _SUMS.items():
-        yield _Found(about, [(labels, sums[name]) for labels, sums in sides])
+        yield _Found(about, [(labels, _number(sums, name)) for labels, sums in sides])
     for name, about in _ENGINES.items():
         yield _Found(
-            about, [({"device": device}, sums["engines"][name]) for device, sums in sorted(totals.items())]
+            about,
+            [({"device": device}, _number(sums["engines"], name)) for device, sums in sorted(totals.items())],
         )
     servers = [info for info in watching.servers() if info.fabric == "rdma"]
     yield _Found(_HALF_OPEN, [({}, sum(info.half_open for info in servers))])
     yield _Found(_REQUESTS, [({}, sum(info.waiting for info in servers))])
+
+
+def _number(sums: dict[str, int], name: str) -> float:
+    """A sum in its metric's unit: Prometheus wants seconds."""
+    return sums[name] / 1e9 if name.startswith("ns_") else sums[name]
 
 
 def _label_text(labels: Labels) -> str:

@@ -131,8 +131,11 @@ class RdmaTransport(asyncio.Transport):
         memory that the peer may still write to; ``frames_sent``, ``frames_received`` and ``control_frames_sent``. Of
         now: ``credits``, the frames that may be sent; ``peer_slots``; ``sends_in_flight``; ``slots_held``, with bytes
         that are not read, or not granted again; ``slots_leased``, shown by ``RdmaStreamReader.lease``;
-        ``slots_borrowed`` of a shared queue; ``bytes_registered``. ``rdma_offers`` is what the peer has by `offer`,
-        as in ``RegisteredMemory.offers()``.
+        ``slots_borrowed`` of a shared queue; ``bytes_registered``; ``frame_bytes``, which the next frame can hold.
+        Times in microseconds: ``us_open``, since it was established; ``us_without_credits``, for which bytes have
+        waited for credits, ``waits_for_credits`` times; ``us_since_sent`` and ``us_since_received``, since its last
+        bytes: these are as exact as the loop's turns are short. ``rdma_offers`` is what the peer has by `offer`, as
+        in ``RegisteredMemory.offers()``.
         """
         facts = self._life.facts
         if name == "rdma_stats":

@@ -105,6 +105,27 @@ def test_a_process_whose_loop_is_blocked(watched):
     watched.hear()
 
 
+def test_a_process_whose_loop_computes(watched):
+    watched.tell(do="compute")
+    watched.hear()
+    assert "busy: its loop has not turned in time" in seen(watched)["silent"]
+    watched.tell(do="go on")
+    watched.hear()
+
+
+def test_a_loop_that_sleeps(watched):
+    """It is asleep when nobody writes to it, and each look of ours wakes it."""
+    while not (engine := seen(watched)["loops"][0]["engines"][0])["us_asleep"] or engine["polling"]:
+        pass
+    while seen(watched)["loops"][0]["engines"][0]["us_asleep"] <= engine["us_asleep"]:
+        pass
+    assert re.search(
+        r"^  loop on \S+: sleeping; asleep for \S+ \S+ in all, polling for \S+ \S+; \d+ wake-ups$",
+        ss("--pid", watched.pid),
+        re.MULTILINE,
+    )
+
+
 def test_watching_shows_rates_and_the_last_answer_of_who_falls_silent(watched):
     with Process(*COMMAND, "--json", "--watch", "0.05", "--pid", watched.pid, env=ENVIRONMENT) as command:
         first, second = (command.hear()["processes"][0] for _ in range(2))

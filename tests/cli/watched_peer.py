@@ -1,6 +1,7 @@
 """A process for `rdmanet ss` to look at: it has a server and connections, and does what its test says, line by line."""
 
 import asyncio
+import select
 import sys
 
 import rdmanet
@@ -32,6 +33,11 @@ async def main() -> None:
             ends[1].transport.pause_reading()
             transport.write(bytes(MUCH))
             await until_seen(lambda: not transport.get_extra_info("rdma_stats")["credits"])
+        elif said["do"] == "compute":
+            tell(done=True)
+            while not select.select([sys.stdin], [], [], 0)[0]:
+                pass
+            hear()
         elif said["do"] == "block":
             tell(done=True)
             hear()

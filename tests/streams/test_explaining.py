@@ -56,6 +56,51 @@ async def test_the_peer_does_not_read(net: Net):
     server.transport.resume_reading()
     await server.until_received(MUCH)
     await until_seen(lambda: "waits: nobody" in explained(client))
+    assert stats(client)["waits_for_credits"] > 0 == stats(server)["waits_for_credits"]
+    assert 0 < stats(client)["us_without_credits"] <= stats(client)["us_open"]
+
+
+async def test_the_time_without_credits_goes_on_until_there_is_one(net: Net):
+    client, server = await net.pair()
+    server.transport.pause_reading()
+    client.transport.write(bytes(MUCH))
+    await until_seen(lambda: not stats(client)["credits"])
+    before = stats(client)
+    await until_seen(lambda: stats(client)["us_without_credits"] > before["us_without_credits"] + 1000)
+    assert "note: bytes have waited for credits" in explained(client)
+    server.transport.resume_reading()
+    await server.until_received(MUCH)
+    await until_seen(lambda: not stats(client)["sends_in_flight"])
+    after = stats(client)
+    await until_seen(lambda: stats(client)["us_open"] > after["us_open"] + 1000)
+    assert stats(client)["us_without_credits"] == after["us_without_credits"]
+
+
+async def test_slots_are_small(net: Net):
+    _, port = await net.serve(slot_bytes=4096)
+    client = await net.connect(port)
+    client.transport.write(bytes(2 << 20))
+    await until_seen(lambda: stats(client)["bytes_sent"] == 2 << 20)
+    note = r"note: the peer's receive slots hold 4096 bytes, so 2\.0 MiB took \d+ frames: small slots: "
+    assert re.search(note, explained(client))
+
+
+async def test_when_the_last_bytes_went(net: Net):
+    client, server = await net.pair()
+    client.transport.write(b"one")
+    await server.until_received(3)
+    for end, last in ((client, "us_since_sent"), (server, "us_since_received")):
+        before = stats(end)
+        assert before[last] <= before["us_open"]
+        await until_seen(lambda end=end, last=last, was=before[last]: stats(end)[last] > was + 1000)
+    client.transport.write(b"two")
+    await server.until_received(6)
+    for end, last in ((client, "us_since_sent"), (server, "us_since_received")):
+        now = stats(end)
+        assert now[last] < now["us_open"]  # which began before that
+    assert re.search(
+        r"waits: nobody; 6 bytes sent \(.* ago\), 0 bytes received$", explained(client), re.MULTILINE
+    )
 
 
 async def test_a_task_does_not_read(net: Net):

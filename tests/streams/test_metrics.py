@@ -133,6 +133,9 @@ async def test_who_waits(net: Net):
     assert (
         total("rdmanet_unsent_bytes", side="client") > 0 < total("rdmanet_receive_slots_held", side="server")
     )
+    lacking = total("rdmanet_without_credits_seconds_total", side="client")
+    await until_seen(lambda: total("rdmanet_without_credits_seconds_total", side="client") > lacking)
+    assert total("rdmanet_waits_for_credits_total", side="client") > 0
     server.transport.resume_reading()
     await server.until_received(MUCH)
     await until_seen(lambda: not total("rdmanet_connections_waiting") + total("rdmanet_unsent_bytes"))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text, time_text
 from rdmanet.cli import asking
 from rdmanet.protocol import State
 
@@ -64,6 +64,32 @@ def test_one_waits(stats, words):
     assert words in said
 
 
+def test_what_has_slowed_it():
+    assert OPEN.notes() == []
+    times = {"waits_for_credits": 3, "us_without_credits": 1_500_000, "us_open": 60_000_000}
+    [note] = with_stats(**times).notes()
+    assert note.startswith(
+        "bytes have waited for credits 3 times, 1.5 s in all of 60.0 s: the peer reads more slowly"
+    )
+    assert f"note: {note}" in with_stats(**times).explain()
+    assert not with_stats(**{**times, "us_open": 600_000_000}).notes()  # a moment of a long time
+    [note] = with_stats(bytes_sent=4 << 20, frames_sent=1024, frame_bytes=4096).notes()
+    assert note.startswith(
+        "the peer's receive slots hold 4096 bytes, so 4.0 MiB took 1024 frames: small slots"
+    )
+    assert not with_stats(bytes_sent=4 << 20, frames_sent=64, frame_bytes=1 << 16).notes()
+    assert not with_stats(bytes_sent=4 << 20, frames_sent=1 << 20, frame_bytes=4096).notes()  # small messages
+
+
+def test_when_the_last_bytes_went():
+    said = with_stats(us_since_sent=3400, us_since_received=7).explain()
+    assert said.endswith("waits: nobody; 7 bytes sent (3.4 ms ago), 2.0 KiB received (7 µs ago)")
+    assert "0 bytes sent, 2.0 KiB" in with_stats(bytes_sent=0, us_since_sent=3, us_since_received=7).explain()
+    [said] = with_stats(sends_in_flight=2, us_since_sent=5_000_000).waits()
+    assert said.startswith("2 frames are in flight for 5.0 s: the peer's device does not acknowledge them")
+    assert not with_stats(sends_in_flight=2, us_since_sent=5000).waits()
+
+
 def test_the_program_has_paused():
     assert replace(OPEN, reading=False).waits() == ["reading is paused by this program (pause_reading)"]
     [said] = with_stats(replace(OPEN, reading=False), bytes_unread=1, slots_held=7).waits()
@@ -104,6 +130,7 @@ def test_by_tcp():
     assert "fabric: TCP: no program offers RDMA there" in tcp.explain()
     [said] = with_stats(tcp, bytes_unsent=2048, bytes_in_kernel=4096).waits()
     assert "2.0 KiB that were written wait for the peer: the kernel has 4.0 KiB more" in said
+    assert not with_stats(tcp, bytes_sent=4 << 20).notes()
     [said] = with_stats(tcp, bytes_unread=9).waits()
     assert said.startswith("9 bytes have come, and this program has not read them")
 
@@ -122,5 +149,8 @@ def test_servers():
 def test_numbers_with_units():
     assert [size_text(n) for n in (0, 1023, 1024, 3 << 20, 5 << 30)] == [
         "0 bytes", "1023 bytes", "1.0 KiB", "3.0 MiB", "5.0 GiB",
+    ]  # fmt: skip
+    assert [time_text(n) for n in (999, 1000, 999_949, 119_999_999, 120_000_000, 7_200_000_000)] == [
+        "999 µs", "1.0 ms", "999.9 ms", "120.0 s", "2 min", "2 h",
     ]  # fmt: skip
     assert (place_text(None), place_text(("fe80::1%eth0", 1))) == ("?", "[fe80::1%eth0]:1")
