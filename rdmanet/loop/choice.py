@@ -31,7 +31,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rdmanet.base import environment
+from rdmanet.base import environment, log_rate
 from rdmanet.loop import doors, kernel, trust
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.peers import Peers, Selection
@@ -94,7 +94,7 @@ class Chooser:
         """:param excludes_tcp: says by which setting TCP is not to be taken; "" if it may be"""
         self._peers = peers
         self.excludes_tcp = excludes_tcp
-        self._told: dict[tuple[str, int], None] = {}
+        self._told: dict[tuple[str, int], str] = {}
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
         # Knocks that have not been answered, with their loop.
@@ -262,13 +262,18 @@ class Chooser:
             )
 
     def tell(self, host: str, port: int, fabric: str, reason: str) -> None:
-        """Log the first choice for a peer."""
-        if (host, port) in self._told:
+        """Log the first choice for a peer, and each other one after that: at WARNING, if it falls back to TCP."""
+        before = self._told.get((host, port))
+        if before == fabric:
             return
         if len(self._told) >= _PEERS_KEPT:
             self._told.clear()
-        self._told[host, port] = None
-        logger.info("connections to %s port %d take %s: %s", host, port, fabric.upper(), reason)
+        self._told[host, port] = fabric
+        said = host, port, fabric.upper(), reason
+        if before == "rdma":
+            log_rate.warn(logger, "fall back", "connections to %s port %d take %s: %s", *said)
+        else:
+            logger.info("connections to %s port %d take %s: %s", *said)
 
 
 def why_no_adapter(is_tcp_excluded: bool = False) -> str:

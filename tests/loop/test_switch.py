@@ -310,6 +310,27 @@ async def test_the_choice_is_logged_once(caplog):
     assert len(told) == 2
 
 
+async def test_it_is_logged_again_when_the_fabric_changes(caplog, monkeypatch):
+    monkeypatch.setattr("rdmanet.base.log_rate._said", {})
+    with caplog.at_level(logging.INFO, "rdmanet"):
+        async with serving() as (_, port):
+            await round_trip(port)
+        plain = await asyncio.get_running_loop()._rdmanet.base.create_server(Echo, "127.0.0.1", port)
+        for _ in range(2):
+            assert await round_trip(port) == "tcp"
+        plain.close()
+        await plain.wait_closed()
+        server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", port)
+        assert await round_trip(port) == "rdma"
+        server.close()
+    told = [record for record in caplog.records if " take " in record.getMessage()]
+    assert [(record.levelname, record.getMessage().split(":")[0][-4:]) for record in told] == [
+        ("INFO", "RDMA"),
+        ("WARNING", " TCP"),
+        ("INFO", "RDMA"),
+    ]
+
+
 async def test_rdma_may_be_required(monkeypatch):
     server, plain = await plain_server()
     monkeypatch.setenv("RDMANET_REQUIRE", "rdma")
