@@ -4,6 +4,11 @@
 
 #include "soft.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/time.h>
 
 #include "base/witness.h"
@@ -212,6 +217,131 @@ static void owner_is_stopped_with_a_piece(void)
 	join(&other);
 }
 
+/* The kernel holds the owner up at each piece that it is about to write, until the test lets it go on. */
+static void held_up(int fd)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = {sizeof(filter) / sizeof(*filter), filter};
+	int notices;
+
+	CHECK_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	notices = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+	CHECK(notices >= 0);
+	tell(fd, &notices, sizeof(notices));
+	begin(fd);
+	meet(fd);
+	end_here();
+}
+
+static int notices_of(const struct other *other)
+{
+	int pidfd = (int)syscall(SYS_pidfd_open, other->pid, 0), number, notices;
+
+	CHECK(hear(other->fd, &number, sizeof(number)));
+	notices = (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
+	CHECK(notices >= 0);
+	close(pidfd);
+	return notices;
+}
+
+/* Read until the owner has taken a piece: on a busy machine READs may be over before it helps. */
+static uint64_t read_until_helped(int notices)
+{
+	uint64_t limit = now_ns() + LIMIT_MS * 1000000ull;
+	struct seccomp_notif notice = {0};
+	struct ibv_wc wc;
+
+	post_read(1);
+	while (!readable(notices, 0)) {
+		CHECK(now_ns() < limit);
+		if (ibv_poll_cq(self.end.cq, 1, &wc))
+			post_read(1);
+		sched_yield();
+	}
+	CHECK_EQ(ioctl(notices, SECCOMP_IOCTL_NOTIF_RECV, &notice), 0);
+	return notice.id;
+}
+
+static void let_go_on(int notices, uint64_t piece)
+{
+	struct seccomp_notif_resp answer = {.id = piece, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+
+	CHECK_EQ(ioctl(notices, SECCOMP_IOCTL_NOTIF_SEND, &answer), 0);
+}
+
+/* Once the READ has ended, its memory is the program's: the piece goes nowhere, however late the owner goes on. */
+static void owner_is_late(bool withdraws)
+{
+	struct other other = spawn(held_up);
+	int notices = notices_of(&other);
+	struct ibv_qp_attr attr = {0};
+	struct ibv_wc wc;
+	uint64_t piece;
+	char mark;
+
+	begin(other.fd);
+	piece = read_until_helped(notices);
+	if (withdraws) {
+		CHECK_EQ(ibv_dereg_mr(self.mine_mr), 0);
+		self.mine_mr = NULL;
+	} else {
+		CHECK_EQ(to_state(self.end.qp, &attr, IBV_QPS_ERR, 0), 0);
+	}
+	wc = poll_one(self.end.cq);
+	CHECK_EQ(wc.status, withdraws ? IBV_WC_LOC_PROT_ERR : IBV_WC_WR_FLUSH_ERR);
+	memset(self.mine, UNTOUCHED, LARGE);
+	let_go_on(notices, piece);
+	meet(other.fd);
+	CHECK(!hear(other.fd, &mark, 1)); /* it has ended */
+	for (size_t i = 0; i < LARGE; i++)
+		CHECK_EQ(self.mine[i], UNTOUCHED);
+	close(notices);
+	end_here();
+	join(&other);
+}
+
+/* A program must not take memory away that is being read into, but nothing is written to what is at its place then. */
+static void memory_is_moved(void)
+{
+	struct other other = spawn(held_up);
+	int notices = notices_of(&other);
+	struct ibv_wc wc;
+	uint64_t piece;
+	char *moved, mark;
+
+	begin(other.fd);
+	piece = read_until_helped(notices);
+	moved = mmap(NULL, LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(mremap(self.mine, LARGE, LARGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) == moved);
+	memset(moved, UNTOUCHED, LARGE);
+	let_go_on(notices, piece);
+	wc = poll_one(self.end.cq);
+	CHECK_EQ(wc.status, IBV_WC_LOC_PROT_ERR);
+	meet(other.fd);
+	CHECK(!hear(other.fd, &mark, 1)); /* it has ended */
+	for (size_t i = 0; i < LARGE; i++)
+		CHECK_EQ(moved[i], UNTOUCHED);
+	close(notices);
+	CHECK(mremap(moved, LARGE, LARGE, MREMAP_MAYMOVE | MREMAP_FIXED, self.mine) == self.mine);
+	end_here();
+	join(&other);
+}
+
+static void owner_is_late_after_a_flush(void)
+{
+	owner_is_late(false);
+}
+
+static void owner_is_late_after_a_withdrawal(void)
+{
+	owner_is_late(true);
+}
+
 /* --- within one process --------------------------------------------------------------------------------------------- */
 
 static struct rn_remote request_for(uint32_t serial)
@@ -376,6 +506,9 @@ int main(void)
 	}
 	RUN(owner_is_locked);
 	RUN(owner_is_stopped_with_a_piece);
+	RUN(memory_is_moved);
+	RUN(owner_is_late_after_a_flush);
+	RUN(owner_is_late_after_a_withdrawal);
 	RUN(both_withdraw);
 	return 0;
 }

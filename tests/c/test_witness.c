@@ -8,6 +8,7 @@
 
 #include "soft.h"
 
+#include "base/fence.h"
 #include "base/page.h"
 #include "base/witness.h"
 #include "responder/inside.h"
@@ -143,6 +144,43 @@ static void no_witness(void)
 	finish_with(&other);
 }
 
+static void lend_in_child(uint64_t parents)
+{
+	unsigned char is_resident;
+	pid_t pid = fork();
+	int status;
+
+	if (!pid) {
+		CHECK(mincore((void *)(uintptr_t)parents, 1, &is_resident) < 0);
+		CHECK(rn_witness_lent());
+		_exit(0);
+	}
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+}
+
+/* Where another page is for as long as somebody may write; then it is nowhere, and the next one is elsewhere. */
+static void lent_for_a_time(void)
+{
+	uint64_t lent = rn_witness_lent(), next;
+	unsigned char is_resident;
+
+	CHECK(lent && lent != rn_witness().at);
+	CHECK_EQ(rn_witness_lent(), lent);
+	CHECK_EQ(mincore((void *)(uintptr_t)lent, 1, &is_resident), 0);
+	rn_witness_recall(lent);
+	CHECK(mincore((void *)(uintptr_t)lent, 1, &is_resident) < 0);
+	CHECK_EQ(errno, ENOMEM);
+	next = rn_witness_lent();
+	CHECK(next);
+#ifndef RN_TSAN /* under which it may be at the same place again */
+	rn_witness_recall(lent); /* another READ that had it has ended, too */
+#endif
+	CHECK_EQ(rn_witness_lent(), next);
+	CHECK_EQ(mincore((void *)(uintptr_t)next, 1, &is_resident), 0);
+	lend_in_child(next);
+}
+
 /* --- queue pairs ------------------------------------------------------------------------------------------------------- */
 
 static struct end a;
@@ -224,6 +262,7 @@ int main(void)
 		printf("    process_vm_readv is refused here: nothing to guard\n");
 		return 0;
 	}
+	RUN(lent_for_a_time);
 	RUN(program_of_the_link);
 	RUN(another_program);
 	RUN(another_value);

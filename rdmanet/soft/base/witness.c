@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -28,6 +29,7 @@
 enum { TRIES = 8, PLACE_BITS = 46 };
 
 static struct rn_witness witness;
+static _Atomic uint64_t lent;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 #ifdef RN_TSAN
@@ -70,27 +72,32 @@ static uint64_t move(void *page)
 }
 #endif
 
-static void map(void)
+static struct rn_witness make(void)
 {
-	uint64_t value, *page;
+	struct rn_witness made = {0};
+	uint64_t *page;
 
-	if (getrandom(&value, sizeof(value), GRND_NONBLOCK) != sizeof(value))
-		return;
+	if (getrandom(&made.value, sizeof(made.value), GRND_NONBLOCK) != sizeof(made.value))
+		return made;
 	page = mmap(NULL, rn_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (page == MAP_FAILED)
-		return;
-	page[RN_WITNESS_VALUE / sizeof(*page)] = value;
-	witness = (struct rn_witness){move(page), value};
-	if (!witness.at)
+		return made;
+	page[RN_WITNESS_VALUE / sizeof(*page)] = made.value;
+	made.at = move(page);
+	if (!made.at) {
 		munmap(page, rn_page());
-	else if (madvise((void *)(uintptr_t)witness.at, rn_page(), MADV_DONTFORK))
-		witness.at = 0;
+	} else if (madvise((void *)(uintptr_t)made.at, rn_page(), MADV_DONTFORK)) {
+		syscall(SYS_munmap, made.at, rn_page());
+		made.at = 0;
+	}
+	return made;
 }
 
-/* The page is the parent's alone. */
+/* The pages are the parent's alone. */
 static void forget_in_child(void)
 {
 	witness = (struct rn_witness){0};
+	atomic_store(&lent, 0);
 	once = (pthread_once_t)PTHREAD_ONCE_INIT;
 }
 
@@ -101,11 +108,33 @@ static void begin(void)
 	if (!is_heard)
 		rn_at_fork_child(forget_in_child);
 	is_heard = true;
-	map();
+	witness = make();
 }
 
 struct rn_witness rn_witness(void)
 {
 	pthread_once(&once, begin);
 	return witness;
+}
+
+uint64_t rn_witness_lent(void)
+{
+	uint64_t at = atomic_load(&lent), made;
+
+	if (at || !rn_witness().at)
+		return at;
+	made = make().at;
+	if (atomic_compare_exchange_strong(&lent, &at, made))
+		return made;
+	if (made)
+		syscall(SYS_munmap, made, rn_page());
+	return at;
+}
+
+void rn_witness_recall(uint64_t at)
+{
+	uint64_t expected = at;
+
+	if (at && atomic_compare_exchange_strong(&lent, &expected, 0))
+		syscall(SYS_munmap, at, rn_page());
 }

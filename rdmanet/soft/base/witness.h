@@ -34,4 +34,12 @@ struct rn_witness {
 /* This process's. */
 struct rn_witness rn_witness(void);
 
+/*
+ * Where another page is, for those that write to memory which they may do for a time only: they name it in place of the
+ * witness, and from the moment when it is recalled no call of theirs begins.  0: there is none.  The next one is made when
+ * it is asked for.
+ */
+uint64_t rn_witness_lent(void);
+void rn_witness_recall(uint64_t lent);
+
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/engine.h"
 #include "base/process.h"
+#include "base/witness.h"
 #include "objects/quiesce.h"
 #include "objects/responder_ctx.h"
 
@@ -78,28 +79,33 @@ bool rn_share_is_complete(const struct rn_responder_ctx *ctx)
 	return has_given(ctx, ctx->share.pieces - ctx->share.back);
 }
 
-/* Wait for the piece that the owner is writing: not for one that is stopped, and not for ever. */
-static void wait_for_owner(struct rn_responder_ctx *ctx, uint32_t count)
+/* Wait until the owner has let go of all its pieces, for so long. False: it has not. */
+static bool wait_for_owner(struct rn_responder_ctx *ctx, uint32_t count, uint64_t limit_ns, bool even_stopped)
 {
 	enum { SOON_NS = 100 * 1000, NAP_NS = 200 * 1000 };
 	uint64_t began = rn_now_ns(), now = began;
 
 	for (; !has_given(ctx, count) && !has_parted(ctx); now = rn_now_ns()) {
+		enum rn_life life;
+
 		if (now - began < SOON_NS) {
 			sched_yield();
 			continue;
 		}
-		if (atomic_load(&ctx->peer->state) == RN_PEER_DEAD ||
-		    rn_process_life(ctx->peer->pid) != RN_LIFE_UNKNOWN ||
-		    now - began > RN_QUIESCE_WINDOW_MS * 1000000ull)
-			return;
+		life = atomic_load(&ctx->peer->state) == RN_PEER_DEAD ? RN_LIFE_OVER : rn_process_life(ctx->peer->pid);
+		if (life == RN_LIFE_OVER)
+			return true;
+		if ((life == RN_LIFE_STOPPED && !even_stopped) || now - began > limit_ns)
+			return false;
 		nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
 	}
+	return true;
 }
 
 void rn_share_stop(struct rn_responder_ctx *ctx)
 {
 	struct rn_share *share = &ctx->share;
+	uint32_t count;
 	uint64_t word;
 
 	if (!share->is_active)
@@ -109,7 +115,12 @@ void rn_share_stop(struct rn_responder_ctx *ctx)
 		if (atomic_compare_exchange_strong(&ctx->block->shared, &word, 0))
 			break;
 	/* If the word was scribbled over, the owner takes nothing by it, but may have before. */
-	wait_for_owner(ctx, share->pieces - share->back);
+	count = share->pieces - share->back;
+	if (wait_for_owner(ctx, count, RN_QUIESCE_WINDOW_MS * 1000000ull, false))
+		return;
+	rn_witness_recall(share->witness);
+	/* The first thread of a stopped process stands still before the others, which end their calls. */
+	wait_for_owner(ctx, count, RN_SHARE_UNDERWAY_NS, true);
 }
 
 void rn_share_stop_withdrawn(struct rn_responder_ctx *ctx)

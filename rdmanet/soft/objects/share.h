@@ -18,8 +18,9 @@
  * The requester's memory is the program's again when the READ has its completion, whatever that is.  So before it completes
  * in error, or its memory is deregistered, the requester ends the sharing: it takes `shared` away, after which the owner
  * finds nothing more to take, and waits for the piece that the owner may just be writing.  It does not wait for an owner
- * that is stopped: that may write the piece when it goes on; but not into another program that the requester's process
- * has executed meanwhile (responder/help.c).
+ * that is stopped, nor long for one that gets no CPU.  From such a one it takes the witness, without which no call of the
+ * owner's writes anything (base/witness.h).  Other READs that had the same witness are then carried by the requester alone.
+ * A call that had found the witness already is in the kernel, where nobody is stopped: it gets RN_SHARE_UNDERWAY_NS more.
  *
  * All of it is under the send lock of the requester's queue pair.
  */
@@ -32,7 +33,7 @@
 #include "peer/peer.h"
 #include "shm/arena.h"
 
-enum { RN_SHARE_PIECE = 256 * 1024 };
+enum { RN_SHARE_PIECE = 256 * 1024, RN_SHARE_UNDERWAY_NS = 20 * 1000 * 1000 };
 
 struct rn_responder_ctx;
 
@@ -44,6 +45,7 @@ struct rn_share {
 	uint64_t base;                /* where in the message the first piece begins */
 	const struct rn_mr_entry *memory; /* the requester's region that it goes to, and its key */
 	uint32_t key;
+	uint64_t witness;             /* without it the owner can write nothing */
 	struct rn_reply reply;
 	_Atomic bool is_asked;    /* the owner has not answered yet */
 	_Atomic bool is_declined; /* it doesn't help, or something is wrong with its words */
@@ -78,7 +80,7 @@ enum rn_share_claim {
 enum rn_share_claim rn_share_claim(struct rn_responder_ctx *ctx);
 /* When all are taken: are the owner's in place? */
 bool rn_share_is_complete(const struct rn_responder_ctx *ctx);
-/* End it. The owner writes nothing more into our memory, unless it is stopped. */
+/* End it. The owner writes nothing more into our memory. */
 void rn_share_stop(struct rn_responder_ctx *ctx);
 /* The same, if the memory is withdrawn. A READ into other memory goes on: it may succeed, and so must not be without the
  * piece that a stopped owner has. */

@@ -9,9 +9,10 @@
  * for this piece.
  *
  * Where in its own memory the peer wants the bytes is its own business.  The kernel writes them there, into the process
- * whose link it is, if we may trace that, and if it still runs the program that has asked: the first eight bytes of each
- * call go to that program's witness (base/witness.h).  Nothing else can tell.  We may be stopped at any instruction, also
- * right before the call, and meanwhile the peer executes another program, whose memory is not ours to write to.
+ * whose link it is, if we may trace that, if it still runs the program that has asked, and if that still wants the bytes:
+ * the first eight bytes of each call go to a witness of the peer's, which it has lent for this (base/witness.h).  Nothing
+ * else can tell.  We may be stopped at any instruction, also right before the call.  Meanwhile the peer executes another
+ * program, or ends its READ and uses the memory for other things, and we are not to write there.
  *
  * What the help is worth depends on a second CPU that has nothing else to do: where two CPUs were shared by fifteen
  * processes, 256 MiB took 170 ms to 250 ms, with or without it.

@@ -47,10 +47,11 @@ static void begin(struct rn_responder_ctx *ctx, const struct rn_transfer *t)
 		.generation = ctx->generation,
 		.addr = t->remote[0].addr + t->moved,
 		.to = (uintptr_t)t->local[0].at + t->moved,
-		.witness = rn_witness().at,
+		.witness = rn_witness_lent(),
 	};
 
 	rn_share_begin(ctx, t->moved, t->total - t->moved);
+	share->witness = request.witness;
 	share->memory = t->local[0].mr;
 	share->key = atomic_load(&share->memory->key);
 	request.serial = share->serial;
