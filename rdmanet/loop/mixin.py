@@ -5,10 +5,11 @@ calls the base's if the call is not ours, with the same arguments. The switch an
 the first call: a program may have no network, and is not to pay for one. So this module imports little.
 
 What a program, its tests or a library may put in a method's place is asked as the base asks it. The methods are
-coroutine functions where the base's are, which mock's `autospec` looks at. Each call looks the base's method up anew,
-so one that is replaced in its class later counts. What the base calls of the loop's (asyncio's `create_connection`:
-`getaddrinfo` and `sock_connect`; uvloop's: none), ours calls of the loop's, too. And the class says the base's module,
-by which libraries tell uvloop's loops.
+coroutine functions where the base's are, which mock's `autospec` looks at. They have the base's signatures, by which
+libraries know what a loop takes, and its names of arguments. Each call looks the base's method up anew, so one that is
+replaced in its class later counts. What the base calls of the loop's (asyncio's `create_connection`: `getaddrinfo` and
+`sock_connect`; uvloop's: none), ours calls of the loop's, too. And the class says the base's module, by which libraries
+tell uvloop's loops.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import functools
 import socket
 import sys
+import types
 
 TYPE_CHECKING = False  # see rdmanet/__init__.py
 if TYPE_CHECKING:
@@ -139,10 +141,10 @@ class RdmaLoop:
         await self._rdmanet.standins.use(sock)
         await super().sock_sendall(sock, data)  # type: ignore[misc]
 
-    async def sock_recv(self, sock: socket.socket, nbytes: int) -> bytes:
+    async def sock_recv(self, sock: socket.socket, n: int) -> bytes:
         """asyncio's sock_recv()."""
         await self._rdmanet.standins.use(sock)
-        return await super().sock_recv(sock, nbytes)  # type: ignore[misc,no-any-return]
+        return await super().sock_recv(sock, n)  # type: ignore[misc,no-any-return]
 
     async def sock_recv_into(self, sock: socket.socket, buf: Any) -> int:
         """asyncio's sock_recv_into()."""
@@ -168,16 +170,6 @@ class RdmaLoop:
         """asyncio's sock_sendfile()."""
         await self._rdmanet.standins.use(sock)
         return await super().sock_sendfile(sock, file, *args, **kwds)  # type: ignore[misc,no-any-return]
-
-    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> Any:
-        """asyncio's add_reader()."""
-        self._leave_to_program(fd)
-        return super().add_reader(fd, callback, *args)  # type: ignore[misc]
-
-    def add_writer(self, fd: Any, callback: Callable[..., Any], *args: Any) -> Any:
-        """asyncio's add_writer()."""
-        self._leave_to_program(fd)
-        return super().add_writer(fd, callback, *args)  # type: ignore[misc]
 
     def _leave_to_program(self, fd: Any) -> None:
         switch = self._rdmanet_switch
@@ -239,6 +231,16 @@ class RdmaLoop:
 class RdmaSelectorLoop(RdmaLoop):
     """Over asyncio's own loop, whose transports are made by methods."""
 
+    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> Any:
+        """asyncio's add_reader()."""
+        self._leave_to_program(fd)
+        return super().add_reader(fd, callback, *args)  # type: ignore[misc]
+
+    def add_writer(self, fd: Any, callback: Callable[..., Any], *args: Any) -> Any:
+        """asyncio's add_writer()."""
+        self._leave_to_program(fd)
+        return super().add_writer(fd, callback, *args)  # type: ignore[misc]
+
     def _make_socket_transport(
         self, sock: Any, *args: Any, extra: Any = None, server: Any = None, **kwds: Any
     ) -> Any:
@@ -246,10 +248,11 @@ class RdmaSelectorLoop(RdmaLoop):
         return super()._make_socket_transport(sock, *args, extra=extra, server=server, **kwds)  # type: ignore[misc]
 
     def _make_ssl_transport(
-        self, sock: Any, *args: Any, extra: Any = None, server: Any = None, **kwds: Any
+        self, rawsock: Any, *args: Any, extra: Any = None, server: Any = None, **kwds: Any
     ) -> Any:
-        extra = self._annotated(sock, extra, server)
-        return super()._make_ssl_transport(sock, *args, extra=extra, server=server, **kwds)  # type: ignore[misc]
+        extra = self._annotated(rawsock, extra, server)
+        made = super()._make_ssl_transport(rawsock, *args, extra=extra, server=server, **kwds)  # type: ignore[misc]
+        return made
 
     def _annotated(self, sock: Any, extra: Any, server: Any) -> Any:
         """What a transport of this socket is to know besides."""
@@ -265,6 +268,16 @@ class RdmaSelectorLoop(RdmaLoop):
 
 class RdmaUvLoop(RdmaLoop):
     """Over uvloop's, which has no sendfile()."""
+
+    def add_reader(self, fileobj: Any, callback: Callable[..., Any], *args: Any) -> Any:
+        """uvloop's add_reader()."""
+        self._leave_to_program(fileobj)
+        return super().add_reader(fileobj, callback, *args)  # type: ignore[misc]
+
+    def add_writer(self, fileobj: Any, callback: Callable[..., Any], *args: Any) -> Any:
+        """uvloop's add_writer()."""
+        self._leave_to_program(fileobj)
+        return super().add_writer(fileobj, callback, *args)  # type: ignore[misc]
 
     async def _sendfile_of_base(
         self, transport: Any, file: IO[bytes], offset: int, count: int | None, fallback: bool
@@ -305,7 +318,20 @@ def class_over(base: Any) -> Any:
         mixin = RdmaSelectorLoop
     else:
         raise TypeError("it is neither one of asyncio's selector loops nor one of uvloop's")
-    return type(f"Rdma{base.__name__.lstrip('_')}", (mixin, base), {"__module__": base.__module__})
+    members: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}
+    for name, method in {**vars(RdmaLoop), **vars(mixin)}.items():
+        if isinstance(method, types.FunctionType) and hasattr(base, name):
+            members[name] = _as_declared(method, getattr(base, name))
+    return type(f"Rdma{base.__name__.lstrip('_')}", (mixin, base), members)
+
+
+def _as_declared(method: types.FunctionType, by_base: Any) -> Any:
+    """The same method, as this base has it to whoever looks at its signature, name and text."""
+    copy = types.FunctionType(
+        method.__code__, method.__globals__, None, method.__defaults__, method.__closure__
+    )
+    copy.__kwdefaults__ = method.__kwdefaults__
+    return functools.update_wrapper(copy, by_base)
 
 
 def _is_ours(transport: Any) -> bool:

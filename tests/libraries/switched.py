@@ -16,7 +16,6 @@ made: Counter[object] = Counter()
 def pytest_configure():
     if os.environ.get("RDMANET_TEST_PLAIN"):
         return
-    switch_every_loop()
     connect = RdmaLoop.create_connection
 
     @functools.wraps(connect)
@@ -26,6 +25,7 @@ def pytest_configure():
         return transport, protocol
 
     RdmaLoop.create_connection = create_connection  # type: ignore[method-assign]
+    switch_every_loop()
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -32,6 +32,43 @@ def test_coroutine_functions_are_coroutine_functions(base):
         switched.close()
 
 
+def test_methods_are_declared_as_the_bases(base):
+    """Libraries look at signatures to know what a loop takes, and give arguments by their names."""
+    loops = base(), rdmanet.loop_factory(base)
+    plain, switched = map(type, loops)
+    for loop in loops:
+        loop.close()
+    replaced = 0
+    for name in dir(plain):
+        theirs, ours = getattr(plain, name), getattr(switched, name)
+        if ours is theirs or name.startswith("__"):
+            continue
+        for attribute in "__name__", "__qualname__", "__module__", "__doc__":
+            assert getattr(ours, attribute) == getattr(theirs, attribute), name
+        signature = inspect.signature(theirs)
+        assert inspect.signature(ours) == signature, name
+        assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(theirs), name
+        by_name = {p.name: None for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL}
+        inspect.signature(ours, follow_wrapped=False).bind(**by_name)
+        replaced += 1
+    assert replaced >= 15 and switched.__doc__ == plain.__doc__
+
+
+async def test_arguments_by_the_bases_names():
+    loop = asyncio.get_running_loop()
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.setblocking(False)
+        await loop.sock_sendall(sock=one, data=b"abc")
+        assert await loop.sock_recv(sock=other, n=2) == b"ab"
+        readable = loop.create_future()
+        which = "fileobj" if isinstance(loop, uvloop.Loop) else "fd"
+        loop.add_reader(**{which: other, "callback": functools.partial(readable.set_result, None)})
+        await readable
+        loop.remove_reader(other)
+
+
 @pytest.mark.parametrize("name", ["create_connection", "create_server", "sock_connect"])
 async def test_a_mock_with_the_methods_signature(name):
     loop = asyncio.get_running_loop()
