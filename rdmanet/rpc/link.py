@@ -40,7 +40,7 @@ from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import NUMBERS, exceeded
 from rdmanet.rpc.long_writes import LongWrites
 from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode, parts_of
-from rdmanet.rpc.turns import Turns
+from rdmanet.rpc.turns import Rounds, Turns
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
 from rdmanet.wire.offers import ALIVE_MAX
@@ -104,6 +104,7 @@ class Link(asyncio.Protocol):
         self._on_unfinished = on_unfinished
         self._unfinished_bytes = 0
         self.turns = Turns(loop)
+        self._rounds: Rounds | None = None
         self._unanswered: Ping | None = None
         self.asked = 0
         self._framer.budget = TURN_COST
@@ -119,6 +120,12 @@ class Link(asyncio.Protocol):
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}
+
+    def rounds(self) -> Rounds:
+        """The turns of the streams that are sent here: all together send TURN_COST in a turn of the loop."""
+        if self._rounds is None:
+            self._rounds = Rounds(self.loop, TURN_COST)
+        return self._rounds
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -216,12 +223,17 @@ class Link(asyncio.Protocol):
             self.is_over = True
             if not self._long.nbytes:
                 self.transport.close()
-            self.turns.end()
+            self._let_senders_go()
             self._wait_for_close()
 
     @property
     def _unsent(self) -> int:
         return self.transport.get_write_buffer_size() + self._long.nbytes
+
+    def _let_senders_go(self) -> None:
+        self.turns.end()
+        if self._rounds is not None:
+            self._rounds.end()
 
     def _wait_for_close(self) -> None:
         self._close_timer = self.loop.call_later(CLOSE_S, self._close_is_late, self._unsent)
@@ -358,7 +370,7 @@ class Link(asyncio.Protocol):
             self.error.__traceback__ = None
         self._collected.clear()
         self._long.drop()
-        self.turns.end()
+        self._let_senders_go()
         for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters]:
             if not waiter.done():
                 waiter.set_exception(self.lost_error())

@@ -5,8 +5,8 @@ an iterator of the program's, and sends them as credit allows. The counts are th
 
 A method that waits for an item while nothing goes the other way, either, is not left waiting for ever (`watch`).
 
-A stream lets others run when it has sent as much as a connection handles in a turn (TURN_COST): an iterator need not
-await, and a peer may take all that it gives.
+The streams of a connection let others run when all together have sent as much as it handles in a turn (TURN_COST): an
+iterator need not await, a peer may take all that it gives, and may have a thousand streams. Then they go on in turns.
 
 A caller gets `Results`. Who is cancelled while it waits for the next of them ends the call, so that no method runs
 whose caller is gone. A generator that was cancelled is complete, as far as Python knows; `Results` says what happened.
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.link import TURN_COST, Link, logger
+from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import COST_BYTES, Item, OutItem, OutItemBringing, Window, raw
 from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.shares import Held
@@ -166,6 +166,7 @@ class Sending:
         self.number = -1
         self.outflow = outflow
         self._link = link
+        self._rounds = link.rounds()
         self._counter = counter
         self._held = held
         self._packed = packed
@@ -187,9 +188,10 @@ class Sending:
         async with contextlib.AsyncExitStack() as stack:
             if (close := getattr(items, "aclose", None)) is not None:
                 stack.push_async_callback(close)
-            cost = 0
+            has_turn = False
             async for item in items:
-                held = self._held if self._link.turns.busy or not self.outflow.open else None
+                waits = self._link.turns.busy or self._rounds.waits(has_turn) or not self.outflow.open
+                held = self._held if waits else None
                 if self._packed is not None:
                     item = _packed(item, self._packed)
                 elif held is not None:
@@ -199,6 +201,9 @@ class Sending:
                 while not self.outflow.open and not self._link.is_over and self._error is None:
                     self._waiter = self._link.loop.create_future()
                     await self._waiter
+                if self._rounds.waits(has_turn):
+                    await self._rounds.wait()
+                has_turn = True
                 if self._link.turns.busy:
                     await self._link.turns.wait()
                 if self._link.is_over:
@@ -214,10 +219,12 @@ class Sending:
                     length = self._link.send(OutItem(self.number, item))
                     self.outflow.sent(length - item_head(self.number) + ITEM_BYTES)
                 self._counter.sent_bytes += length
-                cost += 1 + length // COST_BYTES
-                if cost >= TURN_COST:
-                    cost = 0
-                    await asyncio.sleep(0)
+                if self._rounds.spent(1 + length // COST_BYTES):
+                    has_turn = False
+                    try:
+                        await asyncio.sleep(0)
+                    finally:
+                        self._rounds.resume()
 
 
 def _packed(item: Any, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""Senders that wait until a transport takes more: who goes next, and how many at a time.
+"""Senders that wait until a transport or the loop takes more: who goes next, and how many at a time.
 
 Theory
 ------
@@ -9,6 +9,9 @@ in the next turn, twice as many are woken. Who finds it full goes back to where 
 time. So a sender is woken some two times, large messages go one at a time, and many small ones in few turns.
 
 Whoever comes while others wait goes behind them.
+
+A transport may take all that it is given. So the streams of a connection have a second queue, `Rounds`: they are paused
+when they have written so much in a turn of the loop, however many they are, and resumed in the next.
 """
 
 from __future__ import annotations
@@ -123,3 +126,26 @@ class Turns:
             else:
                 self.busy = False
                 self._most = 1
+
+
+class Rounds(Turns):
+    """The queue of senders who may write so much together in a turn of the loop, whatever the transport takes."""
+
+    __slots__ = ("_budget", "_left")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, budget: int) -> None:
+        super().__init__(loop)
+        self._budget = self._left = budget
+
+    def waits(self, has_turn: bool) -> bool:
+        """Whether a sender has to `wait`. One that has its turn goes on until all is spent."""
+        return self.busy and not (has_turn and self._is_open)
+
+    def spent(self, cost: int) -> bool:
+        """This was written. Returns whether it was the last of this turn. Then its sender resumes this in the next."""
+        self._left -= cost
+        if self._left > 0:
+            return False
+        self._left = self._budget
+        self.pause()
+        return True

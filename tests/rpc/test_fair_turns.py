@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import Net, callee, channel
+from net import Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import link
@@ -103,8 +103,9 @@ class Counting(rpc.Service):
             yield number
 
 
-async def test_small_items_of_a_stream_come_in_turns(net: Net, monkeypatch: pytest.MonkeyPatch):
-    """Though the iterator awaits nothing, and the client takes whatever comes."""
+@pytest.mark.parametrize("streams", [1, 30])
+async def test_small_items_of_streams_come_in_turns(net: Net, streams: int, monkeypatch: pytest.MonkeyPatch):
+    """Though the iterators await nothing, and the client takes whatever comes, and has many streams."""
     turns = Turns()
     send = link.Link.send
 
@@ -116,9 +117,30 @@ async def test_small_items_of_a_stream_come_in_turns(net: Net, monkeypatch: pyte
     monkeypatch.setattr(link.Link, "send", counted)
     server = await net.serve(Counting())
     client = await net.connect(Counting, server, limits=rpc.Limits(stream_bytes=1 << 40))
-    assert [item async for item in client.count(3000)] == list(range(3000))
+
+    async def take(to: int) -> list[int]:
+        return [item async for item in client.count(to)]
+
+    to = 3000 // streams
+    assert await asyncio.gather(*[take(to) for _ in range(streams)]) == [list(range(to))] * streams
     turns.end()
     assert turns.most <= 64
+
+
+@pytest.mark.parametrize("turns", [3, 10, 30])
+async def test_streams_that_end_early_hold_up_no_others(net: Net, turns: int):
+    """Whether they have their turn, wait for it, or let others have theirs."""
+    client, server = await net.pair(Counting())
+
+    async def take(to: int) -> int:
+        return sum([1 async for _ in client.count(to)])
+
+    tasks = [asyncio.create_task(take(1000)) for _ in range(20)]
+    await loop_turns(turns)
+    for task in tasks[::2]:
+        task.cancel()
+    assert await asyncio.gather(*tasks[1::2]) == [1000] * 10
+    assert await idle(server) and await take(10) == 10
 
 
 # ---- A link alone ------------------------------------------------------------------------------------------
