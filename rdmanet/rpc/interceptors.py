@@ -16,6 +16,7 @@ are those of that task.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
@@ -76,12 +77,21 @@ class Stepped:
         return self._until_handed(self._coroutine.send, None)
 
     async def aclose(self) -> None:
-        """End the coroutine: GeneratorExit is raised where it hands out an item."""
+        """End the coroutine: CancelledError is raised where it hands out an item.
+
+        GeneratorExit would end the coroutines that it awaits by their close(), and so they could not await anything.
+        """
         if not self._has_ended:
+            left = asyncio.CancelledError()
             try:
-                await self._until_handed(self._coroutine.throw, GeneratorExit())
-            except (GeneratorExit, StopAsyncIteration):
+                await self._until_handed(self._coroutine.throw, left)
+            except StopAsyncIteration:
                 pass
+            except asyncio.CancelledError as exc:
+                if exc is not left:
+                    raise
+            finally:
+                del left  # which has this frame
 
     @types.coroutine
     def _until_handed(self, step: Callable[[Any], Any], value: Any) -> Generator[Any, Any, Any]:

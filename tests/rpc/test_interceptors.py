@@ -1,6 +1,7 @@
 """What goes along with calls, and around them: metadata, context variables, interceptors."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
@@ -299,6 +300,31 @@ async def test_leaving_a_stream_early_ends_the_interceptor(net: Net):
     assert journal.entries == ["ends"] * 2
     inner = channel(client).inner  # type: ignore[attr-defined]
     assert len(inner.book) <= 2  # what was abandoned, and has no answer yet
+
+
+async def test_leaving_a_stream_early_waits_for_what_all_interceptors_await(net: Net):
+    """So does what the call has lent, which comes back when the server says so."""
+    ended = []
+
+    async def log(call: CallInfo, proceed: Proceed) -> Any:
+        try:
+            return await proceed()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(call.method)
+
+    class Sums(rpc.Service):
+        async def sums(self, numbers: numpy.ndarray) -> AsyncIterator[int]:
+            for number in numbers:
+                yield int(number)
+
+    server = await net.serve(Sums())
+    client = await net.connect(Sums, server, interceptors=[log, log])
+    link = channel(client).inner.link  # type: ignore[attr-defined]
+    free = link.loans_left
+    async with contextlib.aclosing(client.sums(numpy.ones(1 << 20, "u1"))) as numbers:  # type: ignore[type-var]
+        assert await anext(numbers) == 1
+    assert ended == ["sums"] * 2 and link.loans_left == free
 
 
 async def test_a_coroutine_by_steps():
