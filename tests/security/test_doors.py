@@ -15,15 +15,20 @@ BOXES = {
     "pid namespace": f"pids,{VICTIM}",
     "both": f"{VICTIM},sandbox,pids",
     "mount namespace": f"mounts,{VICTIM}",
+    "ipc namespace": f"ipc,{VICTIM}",
+    "all but the network": f"mounts,ipc,pids,{VICTIM},seccomp",
+    "seccomp": f"{VICTIM},seccomp",
     "landlock": f"{VICTIM},landlock",
     "chroot": f"chroot,{VICTIM}",
 }
-SHOWN = {"user namespace", "pid namespace", "both"}  # before it has said anything
+SHOWN = {"user namespace", "pid namespace", "both", "all but the network"}  # before it has said anything
 boxes = pytest.mark.parametrize("box", BOXES)
 CLIENTS = {"the server's user": VICTIM, "root": None, "a third user": ANOTHER}
 MET_BY = [(box, "the server's user") for box in BOXES]
 MET_BY += [("pid namespace", "root"), ("landlock", "root")]
-MET_BY += [(box, "a third user") for box in ("user namespace", "mount namespace", "landlock", "chroot")]
+MET_BY += [
+    (box, "a third user") for box in ("user namespace", "mount namespace", "landlock", "seccomp", "chroot")
+]
 
 
 @pytest.fixture(autouse=True)

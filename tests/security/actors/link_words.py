@@ -27,8 +27,8 @@ ARENA_MAGIC = b"NERAN"[::-1]
 _MESSAGE = struct.Struct("<IHHIIq")
 _IDENTITY = struct.Struct("<32s32sQqQQ")
 _MAGIC = 0x524E504C
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x08000000, 0x10000000, 0x20000000
 _SYS_CAPSET, _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_RESTRICT_SELF = 126, 444, 446
 _MAKE_BLOCK = 1 << 11  # LANDLOCK_ACCESS_FS_MAKE_BLOCK
 
@@ -42,8 +42,9 @@ def dumpable(yes):
 
 def become(*roles):
     """One after the other: a user's number, `sandbox` (a user namespace, the same user in it), `unmapped` (another, in
-    which he has no name), `pids` (a pid namespace), `mounts` (a mount namespace), `landlock`, `chroot` (an empty root
-    directory), `bare` (without capabilities), `undumpable`."""
+    which he has no name), `pids` (a pid namespace), `mounts` (a mount namespace), `ipc` (an IPC namespace), `landlock`,
+    `seccomp` (a filter that forbids nothing), `chroot` (an empty root directory), `bare` (without capabilities),
+    `undumpable`."""
     for role in roles:
         user = os.geteuid()
         if role in ("sandbox", "unmapped"):
@@ -60,8 +61,8 @@ def become(*roles):
                 os.waitpid(child, 0)
                 os._exit(0)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        elif role == "mounts":
-            if libc.unshare(_CLONE_NEWNS):
+        elif role in ("mounts", "ipc"):
+            if libc.unshare(_CLONE_NEWNS if role == "mounts" else _CLONE_NEWIPC):
                 raise OSError(ctypes.get_errno(), "unshare")
         elif role == "landlock":
             libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -69,6 +70,13 @@ def become(*roles):
             if rules < 0 or libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, rules, 0):
                 raise OSError(ctypes.get_errno(), "landlock")
             os.close(rules)
+        elif role == "seccomp":
+            libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            allow = ctypes.create_string_buffer(
+                struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
+            )  # BPF_RET, SECCOMP_RET_ALLOW
+            if libc.prctl(_PR_SET_SECCOMP, 2, struct.pack("HxxxxxxP", 1, ctypes.addressof(allow)), 0, 0):
+                raise OSError(ctypes.get_errno(), "seccomp")
         elif role == "chroot":
             with tempfile.TemporaryDirectory() as empty:
                 os.chroot(empty)
