@@ -269,6 +269,8 @@ cdef class StreamEngine(_Engine):
             "polling": self.scheduled or self.in_pass,
             "us_asleep": slept_ns(&self.window) // 1000,
             "us_polling": self.window.polled_ns // 1000,
+            "registrations": self.registrations.misses,
+            "registrations_reused": self.registrations.hits,
             "stale_completions": self.stale,
             "window_ns": self.window.ns,
             "busy_ns": self.window.busy_ns,

@@ -18,12 +18,15 @@ Nothing is computed before somebody asks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 _SMALL_FRAME_BYTES = 8192
 _MANY_BYTES = 1 << 20
 """So much in small frames is worth a note."""
+_MANY_TIMES = 100
+"""So many wake-ups or registrations are worth one."""
 _MOMENT_US = 1_000_000
 """Who has said or heard something within this time is not idle."""
 
@@ -231,6 +234,24 @@ class ServerInfo:
                 " clients do not go on, or this loop is too busy to answer them"
             )
         return "\n".join(lines)
+
+
+def loop_notes(engine: Mapping[str, int]) -> list[str]:
+    """What slows all connections of a loop, by the counters of its data engine."""
+    notes = []
+    messages, wakeups = engine.get("messages", 0), engine.get("wakeups", 0)
+    if wakeups >= _MANY_TIMES and wakeups * 2 > messages:
+        notes.append(
+            f"{wakeups} wake-ups for {messages} messages: it sleeps before nearly each, since they come less often than"
+            " it polls for (busy_poll=), and to be woken takes some 20 µs"
+        )
+    made, reused = engine.get("registrations", 0), engine.get("registrations_reused", 0)
+    if made >= _MANY_TIMES and made > reused:
+        notes.append(
+            f"memory was registered {made} times to read or write a peer's, and found registered {reused} times: pass"
+            " the same memoryview each time"
+        )
+    return notes
 
 
 def place_text(place: Place | None) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text, time_text
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, loop_notes, place_text, size_text, time_text
 from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
 from rdmanet.cli.text import table
 
@@ -167,6 +167,7 @@ def _lines_of(picture: Picture, process: Process) -> Iterator[str]:
                 f"  loop on {engine['device']}: {polls}; asleep for {asleep} in all, polling for {polled};"
                 f" {engine.get('wakeups', 0)} wake-ups"
             )
+            yield from (f"    note: {words}" for words in loop_notes(engine))
         yield from _connection_lines(picture, process, answer)
 
 
@@ -218,7 +219,7 @@ def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
         loops.append(
             {
                 "loop": answer.loop,
-                "engines": answer.engines,
+                "engines": [engine | {"notes": loop_notes(engine)} for engine in answer.engines],
                 "servers": [asdict(server) for server in answer.servers],
                 "connections": connections,
             }

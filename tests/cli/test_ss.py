@@ -78,6 +78,16 @@ def test_it_names_who_waits_for_whom(watched):
     assert "      waits: " in text and "the peer does not read" in text
 
 
+def test_memory_that_is_registered_each_time(watched):
+    watched.tell(do="read")
+    watched.hear()
+    [engine] = [engine for engine in seen(watched)["loops"][0]["engines"] if engine["registrations"]]
+    assert engine["registrations"] >= 200 > engine["registrations_reused"]
+    note = "memory was registered 200 times to read or write a peer's, and found registered 0 times: pass the same"
+    assert [text for text in engine["notes"] if text.startswith(note)]
+    assert f"    note: {note}" in ss("--pid", watched.pid)
+
+
 def test_a_stopped_process_is_listed_and_answers_later(watched):
     watched.stop()
     found = seen(watched)

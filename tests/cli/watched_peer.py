@@ -17,6 +17,9 @@ class End(asyncio.Protocol):
         self.transport = transport
         ends.append(self)
 
+    def region_offered(self, remote):
+        self.remote = remote
+
 
 async def main() -> None:
     loop = asyncio.get_running_loop()
@@ -33,6 +36,11 @@ async def main() -> None:
             ends[1].transport.pause_reading()
             transport.write(bytes(MUCH))
             await until_seen(lambda: not transport.get_extra_info("rdma_stats")["credits"])
+        elif said["do"] == "read":
+            async with ends[1].transport.offer(bytearray(4096)):
+                await until_seen(lambda: hasattr(ends[0], "remote"))
+                for _ in range(200):
+                    await ends[0].remote.read(0, 8)
         elif said["do"] == "compute":
             tell(done=True)
             while not select.select([sys.stdin], [], [], 0)[0]:

@@ -11,6 +11,7 @@ import pytest
 from harness import Echo, Net, Recorder
 from pattern import Pattern
 
+from rdmanet.base.accounts import loop_notes
 from tests.support.waiting import loop_turns, until_seen
 
 
@@ -52,6 +53,13 @@ async def test_every_way_of_polling_with_another_process(net: Net, busy_poll):
     client = await net.connect(await net.spawn("echo.py").port(), busy_poll=busy_poll)
     await volley(client, 100)
     await bulk(client)
+
+
+async def test_a_loop_that_each_message_wakes_is_named(net: Net):
+    client = await net.connect(await net.spawn("echo.py").port(), busy_poll=0)
+    await volley(client, 300)
+    [note] = loop_notes(engine(net).stats())
+    assert "wake-ups for" in note and "it sleeps before nearly each" in note
 
 
 @pytest.mark.parametrize("wrong", [-1, "soon"])

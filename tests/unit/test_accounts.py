@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, place_text, size_text, time_text
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, loop_notes, place_text, size_text, time_text
 from rdmanet.cli import asking
 from rdmanet.protocol import State
 
@@ -79,6 +79,17 @@ def test_what_has_slowed_it():
     )
     assert not with_stats(bytes_sent=4 << 20, frames_sent=64, frame_bytes=1 << 16).notes()
     assert not with_stats(bytes_sent=4 << 20, frames_sent=1 << 20, frame_bytes=4096).notes()  # small messages
+
+
+def test_what_slows_a_loop():
+    quiet = {"messages": 1000, "wakeups": 400, "registrations": 200, "registrations_reused": 300}
+    assert loop_notes(quiet) == loop_notes({"messages": 9, "wakeups": 9, "registrations": 9}) == []
+    [note] = loop_notes({**quiet, "wakeups": 900})
+    assert note.startswith("900 wake-ups for 1000 messages: it sleeps before nearly each")
+    [note] = loop_notes({**quiet, "registrations": 400})
+    assert note.startswith(
+        "memory was registered 400 times to read or write a peer's, and found registered 300 times"
+    )
 
 
 def test_when_the_last_bytes_went():
