@@ -60,3 +60,21 @@ async def test_linger_has_no_effect():
         far[1].write(b"all of it")
         far[1].close()
         assert await near[0].read() == b"all of it"
+
+
+async def test_the_peers_end_is_known_while_reading_is_paused():
+    async with streams() as (near, far):
+        near[1].transport.pause_reading()
+        far[1].write(b"the last")
+        far[1].close()
+        await until_seen(near[1].transport.is_closing)
+        near[1].transport.resume_reading()
+        assert await near[0].read() == b"the last"
+
+
+async def test_who_aborts_has_sent_what_the_peer_had_room_for():
+    """TCP's kernel would have taken all, and sent it."""
+    async with streams() as (near, far):
+        far[1].write(bytes(1 << 20))
+        far[1].transport.abort()
+        assert 0 < len(await near[0].read()) < 1 << 20

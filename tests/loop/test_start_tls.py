@@ -5,9 +5,11 @@ import contextlib
 import ssl
 
 import pytest
+import uvloop
 from loop_harness import fabric
 
 import rdmanet
+from rdmanet.stream import in_the_clear
 from tests.support.certificates import of_client, of_server
 from tests.support.ending import abort
 from tests.support.waiting import until_seen
@@ -97,6 +99,23 @@ async def test_what_was_inserted_before_tls_is_not_read(by, whose, kind):
         assert not unread(mine)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             raise AssertionError(await mine.readline())
+
+
+def test_without_the_guard_it_is_read(monkeypatch):
+    """The control, on uvloop and by TCP. Newer Pythons' asyncio has a guard of its own."""
+    monkeypatch.setattr(in_the_clear, "_take", lambda protocol: b"")
+
+    async def attack():
+        async with pair() as (reader, writer, far_reader, far_writer):
+            far_writer.write(b"the word\n" + INSERTED)
+            assert await reader.readline() == b"the word\n"
+            await until_seen(lambda: unread(reader))
+            await asyncio.gather(
+                writer.start_tls(CLIENT, server_hostname="localhost"), far_writer.start_tls(SERVER)
+            )
+            return await reader.readline()
+
+    assert rdmanet.run(attack(), peers="!*", loop_factory=uvloop.new_event_loop) == INSERTED
 
 
 async def test_a_client_that_begins_at_once(by):

@@ -7,7 +7,7 @@ import socket
 import struct
 
 import pytest
-from loop_harness import Echo, fabric
+from loop_harness import Echo, Recorder, fabric
 
 from rdmanet.loop import doors
 from tests.support.unfit import unfit
@@ -33,7 +33,11 @@ def demand_few_hops(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_IP, 21, 60)
 
 
-OPTIONS = [bind_to_loopback, attach_filter, demand_few_hops]
+def set_nothing(listener: socket.socket) -> None:
+    """The control: clients of such a listener take RDMA."""
+
+
+OPTIONS = [bind_to_loopback, attach_filter, demand_few_hops, set_nothing]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -47,12 +51,18 @@ async def test_such_a_listener_takes_tcp_alone(option, address, caplog):
         option(listener)
         server = await loop.create_server(Echo, sock=listener)
         port = listener.getsockname()[1]
-        assert doors.find(address, port) is doors.NOBODY
-        transport, _ = await loop.create_connection(asyncio.Protocol, address, port)
-        assert fabric(transport) == "tcp"
-        assert f"the server on {address} port {port} serves TCP only: its TCP listener" in caplog.text
+        is_alone = option is not set_nothing
+        if is_alone:
+            assert doors.find(address, port) is doors.NOBODY
+        transport, protocol = await loop.create_connection(Recorder, address, port)
+        assert fabric(transport) == ("tcp" if is_alone else "rdma")
+        transport.write(b"x")
+        await protocol.until(lambda: protocol.data == b"x")
+        said = f"the server on {address} port {port} serves TCP only: its TCP listener"
+        assert (said in caplog.text) is is_alone
         transport.abort()
         server.close()
+        server.abort_clients()
         await server.wait_closed()
 
 
