@@ -443,6 +443,14 @@ async def test_a_message_may_not_make_more_than_the_limit(net: Net):
 
 
 @by_tcp
+async def test_without_weighing_it_makes_more(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """The control."""
+    monkeypatch.setattr(Scale, "weigh", lambda *_: 0)
+    client, _ = await net.pair(Taker(), limits=LIMITS)
+    assert await client.lists([[]] * 2000) == await client.anything([{}] * 2000) == 2000
+
+
+@by_tcp
 async def test_a_client_is_protected_from_its_server(net: Net):
     server = await net.serve(Taker())
     client = await net.connect(Taker, server, limits=LIMITS)
