@@ -40,8 +40,10 @@ from rdmanet.rpc.snapshot import is_settled
 _ALIGN: Final = 16
 """No item of NumPy wants more."""
 _SHARING_BYTES: Final = 128 << 10
-"""Arrays of so many bytes lie in memory of REUSED_BYTES with others, which is reused, if they have less than that: new
-memory takes longer than to copy into it. So such an array keeps as many bytes, and not the whole message."""
+"""Arrays of so many bytes share memory with others, which is read in one go and reused: new memory takes longer than to
+copy into it. Shorter ones are copied out of it."""
+_KEPT_MOST: Final = 16
+"""Who keeps such an array keeps at most so many times its bytes."""
 
 
 class Packed:
@@ -133,22 +135,32 @@ class Packing:
 
 
 class Block:
-    """A part of the message's memory, which is taken at a time: one long array, or several.
+    """A part of the message's memory, which is taken at a time: that of one array, or of several.
 
     :param start: where it begins
-    :param memory: of the array; None: of several, of which those that are not copied lie in it
-    :ivar nbytes: how long it may be, and `used` is how much of that it is
-    :ivar copied: the arrays that have memory of their own, and where their bytes are in it
+    :param nbytes: how long it may be
+    :ivar used: how much of that it is
+    :ivar copied_bytes: of the arrays that have memory of their own; the others lie in its memory
     """
 
-    __slots__ = ("copied", "nbytes", "start", "used", "_memory")
+    __slots__ = ("copied_bytes", "nbytes", "start", "used", "_copied", "_memory")
 
-    def __init__(self, start: int, nbytes: int, memory: Any = None) -> None:
+    def __init__(self, start: int, nbytes: int) -> None:
         self.start = start
         self.nbytes = nbytes
-        self.used = 0 if memory is None else nbytes
-        self.copied: list[tuple[Any, int]] = []
-        self._memory = memory
+        self.used = 0
+        self.copied_bytes = 0
+        self._copied: list[tuple[Any, int]] = []
+        self._memory: Any = None
+
+    def has_room(self, place: int, nbytes: int) -> bool:
+        """Whether an array there can be in it."""
+        return place + nbytes <= self.start + self.nbytes
+
+    def copied(self, array: Any, place: int) -> None:
+        """Have this array's bytes copied out of it."""
+        self._copied.append((array, place - self.start))
+        self.copied_bytes += array.nbytes
 
     @property
     def memory(self) -> Any:
@@ -157,23 +169,21 @@ class Block:
             self._memory = unfilled(self.nbytes)
         return self._memory
 
-    def copy_from(self, memory: memoryview) -> None:
-        """Copy it from the message's memory."""
-        if self._memory is not None:
-            memoryview(self._memory)[: self.used] = memory[self.start : self.start + self.used]
-        for array, at in self.copied:
-            bytes_of(array)[:] = memory[self.start + at : self.start + at + array.nbytes]
-
     def copy_out(self) -> None:
         """Copy the arrays that have memory of their own, when it was filled."""
-        for array, at in self.copied:
-            bytes_of(array)[:] = memoryview(self.memory)[at : at + array.nbytes]
+        self._copy_from(memoryview(self.memory))
+
+    def _copy_from(self, memory: memoryview) -> None:
+        for array, at in self._copied:
+            bytes_of(array)[:] = memory[at : at + array.nbytes]
 
     def copies_from(self, memory: memoryview) -> Steps:
         """What copies it from the message's memory, in pieces."""
-        if self.nbytes > REUSED_BYTES:
-            return of_bytes(memoryview(self.memory), memory[self.start : self.start + self.nbytes])
-        return [functools.partial(self.copy_from, memory)]
+        here = memory[self.start : self.start + self.used]
+        steps: Steps = [functools.partial(self._copy_from, here)]
+        if self._memory is not None:
+            steps += of_bytes(memoryview(self._memory)[: self.used], here)
+        return steps
 
 
 class Unpacking:
@@ -229,22 +239,27 @@ class Unpacking:
         return type_.given(array)
 
     def _memory_for(self, type_: ArrayType, placed: Placed, place: int, nbytes: int) -> Any:
-        if nbytes == 0 or nbytes >= REUSED_BYTES:
+        if nbytes == 0:
+            return type_.empty(placed)
+        block = self.blocks[-1] if self.blocks and self.blocks[-1].has_room(place, nbytes) else None
+        is_aligned = block is None or (place - block.start) % _ALIGN == 0
+        if nbytes < _SHARING_BYTES or (nbytes <= REUSED_BYTES and not is_aligned):
+            if block is None or block.copied_bytes + nbytes > REUSED_BYTES:
+                block = self._block(place, REUSED_BYTES)
             array = type_.empty(placed)
-            if nbytes:
-                self.blocks.append(Block(place, nbytes, bytes_of(array)))
-            return array
-        block = self.blocks[-1] if self.blocks else None
-        if block is None or place + nbytes > block.start + block.nbytes:
-            block = Block(place, min(REUSED_BYTES, self._nbytes - place))
-            self.blocks.append(block)
-        at = place - block.start
-        block.used = at + nbytes
-        if nbytes >= _SHARING_BYTES and at % _ALIGN == 0:
-            return type_.over(placed, block.memory, at)
-        array = type_.empty(placed)
-        block.copied.append((array, at))
+            block.copied(array, place)
+        else:
+            if block is None or not is_aligned or block.nbytes > _KEPT_MOST * nbytes:
+                # Nobody knows how many will share it: twice as many as before, so that little is left over.
+                more = min(2 * self.blocks[-1].used, _KEPT_MOST * nbytes // 2) if self.blocks else 0
+                block = self._block(place, max(REUSED_BYTES, nbytes, more))
+            array = type_.over(placed, block.memory, place - block.start)
+        block.used = place + nbytes - block.start
         return array
+
+    def _block(self, place: int, nbytes: int) -> Block:
+        self.blocks.append(Block(place, min(nbytes, self._nbytes - place)))
+        return self.blocks[-1]
 
     def fill(self) -> Any:
         """Copy what has come in the message, now. Returns the value.
@@ -254,7 +269,7 @@ class Unpacking:
         memory = self.packed.memory
         assert isinstance(memory, memoryview)
         for block in self.blocks:
-            block.copy_from(memory)
+            done(block.copies_from(memory))
         for check in self.text_checks():
             check()
         return self.value

@@ -90,7 +90,7 @@ class Copies:
         return data
 
     def _counted(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(memory: memoryview, array: Any, piece_bytes: int) -> Any:
+        def made(memory: memoryview, array: Any, piece_bytes: int = 1 << 20) -> Any:
             def step(do: Callable[[], None]) -> None:
                 self.of_turn[self._turn.number] += min(piece_bytes, memory.nbytes)
                 do()

@@ -16,7 +16,8 @@ import pytest
 from net import Net, callee, channel, failure, idle
 
 from rdmanet import rpc
-from rdmanet.rpc import Code, item_types, lending
+from rdmanet._core import REUSED_BYTES
+from rdmanet.rpc import Code, item_types, lending, taking
 from rdmanet.rpc.array_types import ArrayType
 from rdmanet.rpc.item_types import item_type
 from rdmanet.rpc.lending import LEND_BYTES
@@ -625,6 +626,44 @@ def test_short_arrays_keep_little():
         keeps = array.nbytes if array.base is None else len(array.base)
         assert keeps <= max(16 * array.nbytes, 1024)
     assert same(unpacking.value, sent)
+
+
+async def test_long_arrays_share_memory(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """They are read in few parts, and who keeps one keeps at most 16 times as much."""
+    service = Store()
+    client, _ = await net.pair(service)
+    parts: list[int] = []
+    if net.transport == "rdma":
+        read = taking.read_offer
+
+        async def counted(link: Any, remote: Any, memory: Any, offset: int) -> None:
+            parts.append(memory.nbytes)
+            await read(link, remote, memory, offset)
+
+        monkeypatch.setattr(taking, "read_offer", counted)
+    for sizes, most in ([1300 << 10], 14), ([3 << 17, 1 << 20, 7, 3 << 20, 200_000, 100, 1 << 21], 45):
+        state = {str(index): numbers(sizes[index % len(sizes)], "u1") for index in range(70)}
+        parts.clear()
+        assert await client.put(state) == 70 and same(service.state, state)
+        memories = {id(array.base): array.base for array in service.state.values() if array.base is not None}
+        for array in service.state.values():
+            assert array.base is None or len(array.base) <= 16 * array.nbytes
+        nbytes = sum(array.nbytes for array in state.values())
+        assert sum(map(len, memories.values())) <= 2 * nbytes
+        if net.transport == "rdma":
+            assert len(parts) <= most and nbytes <= sum(parts) <= nbytes + 70 * 16
+
+
+def test_arrays_at_odd_places_take_no_more():
+    """Another client may have no gaps between them."""
+    nbytes = (1 << 17) + 1
+    raw = msgspec.msgpack.encode([["|u1", [nbytes], index * nbytes] for index in range(64)])
+    memory = memoryview(bytes(range(251)) * (64 * nbytes // 251 + 1))[: 64 * nbytes]
+    unpacking = Unpacking(Packed(raw, memory))
+    unpacking.decode(msgspec.msgpack.Decoder(list[numpy.ndarray], dec_hook=unpacked).decode)
+    assert sum(block.nbytes for block in unpacking.blocks) <= memory.nbytes + REUSED_BYTES
+    for index, array in enumerate(unpacking.fill()):
+        assert array.flags.aligned and array.tobytes() == memory[index * nbytes : (index + 1) * nbytes]
 
 
 # ---- Versions --------------------------------------------------------------------------------------------------
