@@ -5,6 +5,7 @@ One extension module in parts. Each part is one concept, and begins with its the
 includes:
 
     errors       return codes to exceptions
+    record       the dataclasses among the verbs' structures
     wrid         to whom a completion belongs: the layouts of wr_id
     library      the verbs libraries: the embedded device's and the system's; the base class of all objects
     deviceattr   the properties of devices and ports
@@ -126,6 +127,7 @@ import collections
 import contextvars
 import dataclasses
 import enum
+import inspect
 import ipaddress
 import logging
 import os
@@ -148,6 +150,7 @@ from rdmanet.wire.remote import RemoteMemory, bounds
 logger = logging.getLogger("rdmanet")
 
 include "_pyx/errors.pxi"
+include "_pyx/record.pxi"
 include "_pyx/wrid.pxi"
 include "_pyx/library.pxi"
 include "_pyx/deviceattr.pxi"

@@ -8,8 +8,8 @@
 # AH.from_wc() creates the handle for an answer from them.
 
 
-@dataclasses.dataclass(frozen=True)
-class GlobalRoute:
+@_record
+class GlobalRoute(_FrozenRecord):
     """The part of an address that routes beyond the subnet; on Ethernet it is the whole address.
 
     Names as in struct ibv_global_route; see ibv_create_ah(3).
@@ -21,8 +21,8 @@ class GlobalRoute:
     traffic_class: int = 0
 
 
-@dataclasses.dataclass
-class AHAttr:
+@_record
+class AHAttr(_Record):
     """The address of a peer: its GID, or its LID within an InfiniBand subnet, and how packets get there.
 
     See ibv_create_ah(3).
@@ -51,7 +51,9 @@ class AHAttr:
     port_num: int = 1
     gr: dataclasses.InitVar[GlobalRoute | None] = None
 
-    def __post_init__(self, gr):
+    def __init__(self, *values, **named):
+        super().__init__(*values, **named)
+        gr = self.__dict__.pop("gr")
         if gr is not None:
             self.dgid, self.flow_label, self.sgid_index = gr.dgid, gr.flow_label, gr.sgid_index
             self.hop_limit, self.traffic_class = gr.hop_limit, gr.traffic_class

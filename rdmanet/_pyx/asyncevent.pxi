@@ -26,8 +26,8 @@ class EventType(enum.IntEnum):
     DEVICE_SPEED_CHANGE = verbs.IBV_EVENT_DEVICE_SPEED_CHANGE
 
 
-@dataclasses.dataclass(frozen=True)
-class AsyncEvent:
+@_record
+class AsyncEvent(_FrozenRecord):
     """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).
 
     :param event_type: an EventType

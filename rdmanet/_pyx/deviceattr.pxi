@@ -61,8 +61,8 @@ class AtomicCap(enum.IntEnum):
     GLOB = verbs.IBV_ATOMIC_GLOB
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceAttr:
+@_record
+class DeviceAttr(_FrozenRecord):
     """The properties of a device; names as in struct ibv_device_attr."""
     fw_ver: str
     node_guid: int
@@ -112,8 +112,8 @@ class DeviceAttr:
         return can_send and (self.odp_general_caps & wanted) == wanted
 
 
-@dataclasses.dataclass(frozen=True)
-class PortAttr:
+@_record
+class PortAttr(_FrozenRecord):
     """A port; names as in struct ibv_port_attr."""
     state: PortState
     max_mtu: MTU

@@ -31,8 +31,8 @@ class CreateCQFlags(enum.IntFlag):
     IGNORE_OVERRUN = verbs.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
 
 
-@dataclasses.dataclass(frozen=True)
-class CQInitAttrEx:
+@_record
+class CQInitAttrEx(_FrozenRecord):
     """The attributes of a new extended completion queue; see ibv_create_cq_ex(3).
 
     :param cqe: how many completions it must hold at least

@@ -12,8 +12,8 @@ class GIDType(enum.IntEnum):
     ROCE_V2 = verbs.IBV_GID_TYPE_ROCE_V2
 
 
-@dataclasses.dataclass(frozen=True)
-class GIDEntry:
+@_record
+class GIDEntry(_FrozenRecord):
     """One address of a port."""
     gid: bytes
     gid_index: int

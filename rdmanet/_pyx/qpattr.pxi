@@ -64,8 +64,8 @@ class QPAttrMask(enum.IntFlag):
     RATE_LIMIT = verbs.IBV_QP_RATE_LIMIT
 
 
-@dataclasses.dataclass
-class QPCap:
+@_record
+class QPCap(_Record):
     """The sizes of a queue pair. What the device grants is at least what is asked for.
 
     :param max_send_wr: how many requests the send queue holds
@@ -103,8 +103,8 @@ class QPCreateFlags(enum.IntFlag):
     BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
 
 
-@dataclasses.dataclass
-class QPInitAttr:
+@_record
+class QPInitAttr(_Record):
     """The attributes of a new queue pair; see ibv_create_qp(3).
 
     :param send_cq: the CQ of its sends; None for XRC_RECV
@@ -122,7 +122,7 @@ class QPInitAttr:
     srq: "SRQ | None" = None
 
 
-@dataclasses.dataclass
+@_record
 class QPInitAttrEx(QPInitAttr):
     """The extended attributes of a new queue pair; see ibv_create_qp_ex(3).
 
@@ -135,8 +135,8 @@ class QPInitAttrEx(QPInitAttr):
     xrcd: "XRCD | None" = None
 
 
-@dataclasses.dataclass
-class QPAttr:
+@_record
+class QPAttr(_Record):
     """Attributes of a queue pair; None means not given. Names as in struct ibv_qp_attr."""
     qp_state: QPState | None = None
     cur_qp_state: QPState | None = None
@@ -238,9 +238,6 @@ def _transitions():
     }
 
 
-_TRANSITIONS = _transitions()
-
-
 cdef list attribute_names(mask):
     return [name for bit, name in _ATTRIBUTES.items() if mask & bit]
 
@@ -252,7 +249,7 @@ cdef tuple why_refused(object qp_type, object state, object new, attr):
     if new == QPState.RESET or new == QPState.ERR:
         rule = (QPAttrMask(0), QPAttrMask.CUR_STATE)
     else:
-        table = _TRANSITIONS.get(qp_type)
+        table = _transitions().get(qp_type)
         if table is None:
             return "", (), ()
         rule = table.get((state, new))

@@ -17,8 +17,8 @@ class SRQType(enum.IntEnum):
     TM = verbs.IBV_SRQT_TM
 
 
-@dataclasses.dataclass
-class SRQAttr:
+@_record
+class SRQAttr(_Record):
     """The sizes of a shared receive queue.
 
     :param max_wr: how many receives it must hold at least
@@ -30,8 +30,8 @@ class SRQAttr:
     srq_limit: int = 0
 
 
-@dataclasses.dataclass
-class SRQInitAttr:
+@_record
+class SRQInitAttr(_Record):
     """The attributes of a new shared receive queue; see ibv_create_srq_ex(3). An XRC queue has its own CQ and domain.
 
     :param attr: an SRQAttr: its sizes

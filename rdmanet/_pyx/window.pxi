@@ -15,8 +15,8 @@ class MWType(enum.IntEnum):
     TYPE_2 = verbs.IBV_MW_TYPE_2
 
 
-@dataclasses.dataclass(frozen=True)
-class MWBindInfo:
+@_record
+class MWBindInfo(_FrozenRecord):
     """The part of a region that a window exposes; see ibv_bind_mw(3).
 
     :param mr: the region, which must have AccessFlags.MW_BIND
@@ -30,8 +30,8 @@ class MWBindInfo:
     mw_access_flags: AccessFlags | int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class MWBind:
+@_record
+class MWBind(_FrozenRecord):
     """A request to bind a window of type 1; see ibv_bind_mw(3).
 
     :param bind_info: an MWBindInfo: what to bind it to

@@ -1,0 +1,77 @@
+# Records: dataclasses whose methods are compiled here.
+#
+# A dataclass makes its methods out of text, which Python compiles each time that the class is defined. For the records
+# of the verbs, this was 10 ms of each import of rdmanet. So `dataclasses` only notes their fields, for fields(),
+# replace(), asdict() and others who work with them. They inherit the methods from one of the classes below.
+
+cdef object MISSING = dataclasses.MISSING
+
+
+class _Signature:
+    """The signature of a record, for help() and the manual; it is made when it is asked for."""
+
+    def __get__(self, one, kind):
+        given = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = []
+        for name, about in kind.__dataclass_fields__.items():
+            default = about.default if about.default_factory is MISSING else about.default_factory
+            if default is MISSING:
+                default = inspect.Parameter.empty
+            parameters.append(inspect.Parameter(name, given, default=default, annotation=about.type))
+        return inspect.Signature(parameters)
+
+
+class _Record:
+    """The base of those that may be changed."""
+
+    __signature__ = _Signature()
+
+    def __init__(self, *values, **named):
+        cdef dict own = self.__dict__       # not setattr(), which frozen ones refuse
+        kind = type(self).__name__
+        fields = self.__dataclass_fields__
+        if len(values) > len(fields):
+            raise TypeError(f"{kind}() takes at most {len(fields)} values, not {len(values)}")
+        rest = iter(fields.items())
+        for value, (name, _) in zip(values, rest):
+            if name in named:
+                raise TypeError(f"{kind}() got two values for {name}")
+            own[name] = value
+        for name, about in rest:
+            if name in named:
+                own[name] = named.pop(name)
+            elif about.default is not MISSING:
+                own[name] = about.default
+            elif about.default_factory is not MISSING:
+                own[name] = about.default_factory()
+            else:
+                raise TypeError(f"{kind}() lacks a value for {name}")
+        for name in named:
+            raise TypeError(f"{kind}() got an unexpected keyword argument {name!r}")
+
+    def __repr__(self):
+        fields = ", ".join([f"{about.name}={getattr(self, about.name)!r}" for about in dataclasses.fields(self)])
+        return f"{type(self).__qualname__}({fields})"
+
+    def __eq__(self, other):
+        return values_of(self) == values_of(other) if type(self) is type(other) else NotImplemented
+
+
+class _FrozenRecord(_Record):
+    """The base of those that may not be changed, and so can be a key."""
+
+    def __hash__(self):
+        return hash(values_of(self))
+
+    def __setattr__(self, name, value):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name):
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+cdef tuple values_of(one):
+    return tuple([getattr(one, about.name) for about in dataclasses.fields(one)])
+
+
+_record = dataclasses.dataclass(init=False, repr=False, eq=False)
