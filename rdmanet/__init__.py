@@ -22,6 +22,9 @@ The layers, from the top; a module imports only what stands below it:
 Import names from here; the verbs from ``rdmanet.verbs``, ``rdmanet.cm`` and ``rdmanet.verbs_async``; AnyIO's streams
 from ``rdmanet.anyio_streams``. Everything is imported on first use: programs that use only the verbs do not import
 asyncio, and ``rdmanet.run(main())`` does not load a device before there is a connection.
+
+The first server or connection over RDMA imports all that it takes to make others, to read and write, and to end in
+whatever way. A program may then give up the right to read these files (tests/streams/test_starting.py).
 """
 
 from __future__ import annotations
