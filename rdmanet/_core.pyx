@@ -132,7 +132,6 @@ import ipaddress
 import logging
 import os
 import resource
-import secrets
 import socket
 import sys
 import threading

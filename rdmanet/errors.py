@@ -379,14 +379,14 @@ _OUR_REASONS = {
 }
 
 _VERSION = 0x5304
-_OTHER_VERSION = re.compile(rb"rdmanet: version (\d{1,5}) there, (\d{1,5}) here")
+_OTHER_VERSION = rb"rdmanet: version (\d{1,5}) there, (\d{1,5}) here"
 
 
 def other_version_error(
     status: int, private_data: bytes | None, peer: tuple[object, ...] | None
 ) -> ConnectionRefusedError | None:
     """The exception for a peer whose embedded device has another version, if the event says so (cm.h)."""
-    if status != _VERSION or private_data is None or not (versions := _OTHER_VERSION.match(private_data)):
+    if status != _VERSION or not (versions := re.match(_OTHER_VERSION, private_data or b"")):
         return None
     there, here = (int(version) for version in versions.groups())
     why = (

@@ -268,7 +268,7 @@ cdef class QP(Resource):
             if entry is not None:
                 gid, sgid_index = entry.gid, entry.gid_index
         self.told = QPInfo(
-            self.ptr.qp_num, secrets.randbits(24) if psn is None else psn, gid, port.lid,
+            self.ptr.qp_num, int.from_bytes(os.urandom(3)) if psn is None else psn, gid, port.lid,
             port.active_mtu.bytes if mtu is None else mtu)
         self.told_of = (port_num, sgid_index)
         return self.told

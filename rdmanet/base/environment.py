@@ -8,7 +8,6 @@ users.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import logging
 import os
@@ -103,6 +102,8 @@ def unknown(names: Iterable[str]) -> dict[str, str]:
         if not name.startswith("RDMANET_") or name.startswith((DEVICE, *OF_THE_TESTS)):
             continue
         if name not in OURS and name not in OF_THE_TREE:
+            import difflib  # most programs never need it
+
             near = difflib.get_close_matches(name, OURS + DEVICES, n=1)
             wrong[name] = near[0] if near else ""
     return wrong

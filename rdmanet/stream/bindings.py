@@ -39,7 +39,7 @@ import asyncio
 import contextlib
 import errno
 import math
-import secrets
+import os
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
@@ -338,7 +338,7 @@ class _Window:
         self._mw = MW(owner.engine.pd, MWType.TYPE_2)
         # The lowest byte is ours to choose. It must differ from the present one, which some devices refuse.
         before = self._mw.rkey
-        self.rkey = before & ~0xFF | (before + 1 + secrets.randbelow(255)) & 0xFF
+        self.rkey = before & ~0xFF | (before + 1 + os.urandom(1)[0] % 255) & 0xFF
 
     def bind(self, done: Callable[[], None]) -> None:
         bound = (self._mw, self._mr, self.rkey, self._rights, self._part.address, self._part.length)

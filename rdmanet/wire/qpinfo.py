@@ -26,9 +26,7 @@ from rdmanet.errors import shown
 __all__ = ["QPInfo"]
 
 _FORM: Final = struct.Struct("!16sIIHH")
-_TEXT: Final = re.compile(
-    r"([0-9a-f]{1,4}):([0-9a-f]{1,6}):([0-9a-f]{1,6}):([0-9a-f]{32})(?::(\d{3,4}))?", re.I
-)
+_TEXT: Final = r"([0-9a-f]{1,4}):([0-9a-f]{1,6}):([0-9a-f]{1,6}):([0-9a-f]{32})(?::(\d{3,4}))?"
 _MTUS: Final = (256, 512, 1024, 2048, 4096)
 _PINGPONG_MTU: Final = 1024
 
@@ -89,7 +87,7 @@ class QPInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if isinstance(text, bytes):
             text = text.decode("ascii", "replace")
-        found = _TEXT.fullmatch(text.rstrip("\0\r\n "))
+        found = re.fullmatch(_TEXT, text.rstrip("\0\r\n "), re.I)
         if found is None:
             raise ValueError(
                 f"{text[:100]!r} is not lid:qp_num:psn:gid, or lid:qp_num:psn:gid:mtu, in hexadecimal digits"

@@ -19,7 +19,6 @@ verbs_async/queues.py on a queue pair.
 
 from __future__ import annotations
 
-import ctypes
 import datetime  # noqa: F401  before msgspec, see credit.py
 import operator
 import re
@@ -250,13 +249,13 @@ def bounds(key: int | slice, length: int, what: str) -> tuple[int, int]:
     return start, stop
 
 
-_DTYPE = re.compile(r"[<>=|]?(?:[biufcVSm?M](\d+)|([?bBhHiIlLqQefd]))\Z")
+_DTYPE = r"[<>=|]?(?:[biufcVSm?M](\d+)|([?bBhHiIlLqQefd]))"
 _CODE_SIZES = {"l": 8, "L": 8}  # numpy's, on the 64-bit machines that RDMA is on
 
 
 def _size(item: Any) -> int:
     if isinstance(item, str):
-        found = _DTYPE.match(item)
+        found = re.fullmatch(_DTYPE, item)
         if found is None:
             raise ValueError(f'{shown(item)} is not the name of a dtype, such as "<u8"')
         if found[1]:
@@ -265,6 +264,8 @@ def _size(item: Any) -> int:
     size = getattr(item, "itemsize", None)
     if isinstance(size, int):
         return size
+    import ctypes  # here, because few programs have it, and every connection loads this module
+
     try:
         return ctypes.sizeof(item)
     except TypeError:
@@ -273,6 +274,8 @@ def _size(item: Any) -> int:
 
 def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
     """The fields of a structure: {name: (offset, type)}."""
+    import ctypes
+
     if not (isinstance(kind, type) and issubclass(kind, (ctypes.Structure, ctypes.Union))):
         fields = getattr(kind, "fields", None)
         if fields is not None:  # a dtype's
@@ -292,6 +295,8 @@ def _fields(kind: Any) -> dict[str, tuple[int, Any]]:
 
 def _typed(memory: RemoteMemory, kind: Any, unchecked: bool) -> Any:
     """The object for an item or field of this kind."""
+    import ctypes
+
     if isinstance(kind, type) and issubclass(kind, (ctypes.Structure, ctypes.Union)):
         return RemoteStruct(memory, kind, unchecked=unchecked)
     if isinstance(kind, type) and issubclass(kind, ctypes.Array):

@@ -1,4 +1,4 @@
-"""Connections import nothing any more when they come and go.
+"""What rdmanet imports, and when: of others at most these modules, and nothing any more when connections come and go.
 
 A program may give up its rights, or go where it cannot read its modules, when it has a server. So what connections
 need, however they end, is imported before that.
@@ -14,6 +14,9 @@ import pytest
 pytestmark = pytest.mark.embedded_only("the programs talk to themselves, by the embedded device")
 
 ROOT = Path(__file__).parents[2]
+
+OTHERS = "bisect dataclasses datetime ipaddress msgspec resource"
+"""What one echo imports beside rdmanet and asyncio. Whoever adds a module here adds its time to every start."""
 
 COMMON = """
 import asyncio, sys
@@ -40,6 +43,20 @@ async def say(reader, writer):
 async def close(writer):
     writer.close()
     await writer.wait_closed()
+"""
+
+ONE_ECHO = f"""
+import {OTHERS.replace(" ", ", ")}
+asked = Asked()
+import rdmanet
+async def main():
+    server = await rdmanet.start_rdma_stream_server(echo, "127.0.0.1", 0)
+    reader, writer = await rdmanet.open_rdma_connection(*server.sockets[0].getsockname())
+    await say(reader, writer)
+    await close(writer)
+    server.close()
+asyncio.run(main())
+print(*(name for name in asked.names if not name.startswith("rdmanet")))
 """
 
 LIVES = """
@@ -114,6 +131,10 @@ def words_of(code: str) -> list[str]:
     return subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment
     ).stdout.split()
+
+
+def test_what_one_echo_imports_of_others() -> None:
+    assert words_of(ONE_ECHO) == []
 
 
 @pytest.mark.parametrize("lives", [LIVES, SWITCHED], ids=["streams", "switched"])
