@@ -23,7 +23,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines
+.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-starting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -250,6 +250,9 @@ bench-rpc: build build/rpc-peers/.done ## measure calls, beside streams and othe
 
 bench-connecting: build ## measure how many connections a second a client makes
 	@$(py) -m benchmarks.connecting $(ARGS)
+
+bench-starting: build ## measure a program that starts, says one thing and ends, beside TCP
+	@$(py) -m benchmarks.starting $(ARGS)
 
 bench-growing: build ## measure what receive slots that grow cost a new connection
 	@$(py) -m benchmarks.growing $(ARGS)

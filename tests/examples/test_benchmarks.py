@@ -64,6 +64,13 @@ def test_counted_connections() -> None:
     assert all(0 < some <= every for some, every in zip(of_engine, of_all, strict=True))
 
 
+def test_starting() -> None:
+    _, nothing, *rows = run("benchmarks.starting").splitlines()
+    assert nothing.split()[0] == "nothing"
+    assert [row.split()[0] for row in rows] == ["tcp", "rdmanet", "run"]
+    assert all(float(figure) > 0 for row in rows for figure in row.split()[1:])
+
+
 def test_growing() -> None:
     _, growing, full = run("benchmarks.growing").splitlines()
     for line, name in ((growing, "growing"), (full, "full")):
