@@ -7,6 +7,9 @@ field or method it is follows from the types that declarations give; what has no
 `def`, say) is not followed.
 
 EXCUSED has the uses that go upward, or would close a circle. It only shrinks: one that is no more fails, too.
+
+And a field of a class is written in one part, so that one file says all that it can be. WRITTEN_IN_SEVERAL has those of
+which that is not so yet; it only shrinks, too. What a field refers to (a list's items, say) is not looked at.
 """
 
 import io
@@ -64,6 +67,42 @@ EXCUSED: dict[str, set[str]] = {
 }
 """Uses that a part may not have, by its name."""
 
+WRITTEN_IN_SEVERAL: dict[str, str] = {
+    "CMEventChannel": "children",
+    "CMID": "channel ptr",
+    "CompletionWatcher": "pending",
+    "Connection": (
+        "aim attached body_due broken bytes_sent dirty early failure fill frame_bytes frames_sent "
+        "frames_used held_abort high_water_bytes inbox listed low_water_bytes may_deliver may_send "
+        "operations owner posted protocol_paused qp_c queue sink stalled tell_drained tell_flushed "
+        "tell_place telling_unread unread_told unsignaled warm writable"
+    ),
+    "Context": "gone library name owned ptr",
+    "CQ": "awake last_qp ptr reserved",
+    "_Elements": "others",
+    "_Engine": "dirty empty_rings loop place_bytes ready recv_count send_count stale stalled",
+    "Immediate": "inner",
+    "Inbox": "count freed_count offset",
+    "IntoReader": "connection in_row lost paused waiter",
+    "KeepAlive": "next_ns",
+    "Leased": "data length",
+    "Library": "channels",
+    "MR": "addr borrowed exports length",
+    "MW": "mr",
+    "Operation": "binding cell_mr due future queue requests value",
+    "QP": "cap ptr xrcd",
+    "ReadRequest": "has_view",
+    "SendWR": "elements wr_id",
+    "SharedRing": "kept_next",
+    "Sink": "callback",
+    "Watcher": (
+        "completion_count completion_next in_flight keeping learned messages polls scheduled unheard "
+        "unsolicited wakeups"
+    ),
+    "WC": "rare wr_id",
+}
+"""Fields that several parts write, by their class."""
+
 DEFINES = ("cdef", "cpdef", "ctypedef", "def", "class")
 KINDS = ("extern", "class", "struct", "enum")
 WORDS = {*DEFINES, *KINDS, "inline", "readonly", "public", "const"}
@@ -114,6 +153,16 @@ def declared_with(words: list[str]) -> str:
     return next((word for word in words if word not in WORDS), "")
 
 
+def last_assignment(words: list[str]) -> int:
+    """Where the last `=` or `+=` of a statement is, outside of brackets: 0 if there is none."""
+    depth = found = 0
+    for i, word in enumerate(words):
+        depth += (word in "([{") - (word in ")]}")
+        if depth == 0 and word.endswith("=") and word not in ("==", "!=", "<=", ">="):
+            found = i
+    return 0 if words[0] in ("def", "cpdef", "class") else found
+
+
 class Uses:
     """What each part uses, from their texts."""
 
@@ -122,6 +171,11 @@ class Uses:
         self.classes: dict[str, Class] = {}
         blocks = {part: list(self._blocks(part, text)) for part, text in texts.items()}
         self.of = {part: self._used(blocks[part]) - {part} for part in texts}
+        self.writers: dict[tuple[str, str], set[str]] = {}
+        """By (class, field): the parts that write it."""
+        for part in texts:
+            for written in self._written(blocks[part]):
+                self.writers.setdefault(written, set()).add(part)
 
     def _blocks(self, part: str, text: str) -> Iterator[tuple[str, list[list[str]]]]:
         """Note what a part defines. Yield its functions and methods: (the class, the lines)."""
@@ -148,10 +202,10 @@ class Uses:
         yield block
 
     def _member(self, name: str, of: str) -> tuple[str, str] | None:
-        """The part where a class's field or method is, and what it is declared with."""
+        """The class that a field or a method is of, a base class perhaps, and what it is declared with."""
         while of in self.classes:
             if name in self.classes[of].members:
-                return self.classes[of].part, self.classes[of].members[name]
+                return of, self.classes[of].members[name]
             of = self.classes[of].base
         return None
 
@@ -164,17 +218,31 @@ class Uses:
                     if word.isidentifier() and (i == 0 or words[i - 1] != "."):
                         if word in self.home and word not in own and not _is_keyword(words, i):
                             found.add(self.home[word])
-                        found |= self._followed(words, i, types)
+                        found |= {self.classes[of].part for of, _ in self._followed(words, i, types)}
         return found
 
-    def _followed(self, words: list[str], i: int, types: dict[str, str]) -> set[str]:
-        """What `a.b.c` uses, if it is known what `a` is: by a declaration, or by a cast, `(<A>a).b`."""
-        found = set[str]()
+    def _written(self, blocks: list[tuple[str, list[list[str]]]]) -> Iterator[tuple[str, str]]:
+        """The fields that are assigned to."""
+        for owner, lines in blocks:
+            types, _ = self._scope(owner, lines)
+            for words in lines:
+                end = last_assignment(words)
+                for i in range(end):
+                    members = self._followed(words[:end], i, types) if words[i - 1 : i] != ["."] else []
+                    for of, name in members[-1:]:
+                        # The last of `a.b.c`; not if it is `a.b.c[i]`, or `a.b(c)`.
+                        after = i + words[i:end].index(name) + 1
+                        if words[after : after + 1] not in (["["], ["("], ["."]):
+                            yield of, name
+
+    def _followed(self, words: list[str], i: int, types: dict[str, str]) -> list[tuple[str, str]]:
+        """The (class, member)s in `a.b.c`, if it is known what `a` is: by a declaration, or a cast, `(<A>a).b`."""
+        found = list[tuple[str, str]]()
         of, after = types.get(words[i], ""), i + 1
         if i > 2 and (words[i - 3], words[i - 1]) == ("<", ">") and words[after : after + 1] == [")"]:
             of, after = words[i - 2], i + 2
         while words[after : after + 1] == ["."] and (member := self._member(words[after + 1], of)):
-            found.add(member[0])
+            found.append((member[0], words[after + 1]))
             of, after = member[1], after + 2
         return found
 
@@ -213,7 +281,8 @@ def circle(uses: dict[str, set[str]]) -> list[str]:
     return []
 
 
-USES = Uses({path.stem: path.read_text() for path in sorted(PARTS.glob("*.pxi"))}).of
+CORE = Uses({path.stem: path.read_text() for path in sorted(PARTS.glob("*.pxi"))})
+USES = CORE.of
 
 
 def test_every_part_has_a_floor() -> None:
@@ -236,6 +305,15 @@ def test_an_excuse_is_needed() -> None:
             excused = {a: them - EXCUSED.get(a, set()) for a, them in USES.items()}
             excused[part] = excused[part] | {other}
             assert FLOOR[other] > FLOOR[part] or circle(excused), f"{part} may use {other}"
+
+
+def test_a_field_is_written_in_one_part() -> None:
+    several: dict[str, set[str]] = {}
+    for (of, name), parts in CORE.writers.items():
+        if len(parts) > 1:
+            several.setdefault(of, set()).add(name)
+    assert len(CORE.writers) > 500  # it sees them
+    assert several == {of: set(names.split()) for of, names in WRITTEN_IN_SEVERAL.items()}
 
 
 def test_the_check_sees() -> None:
@@ -274,6 +352,18 @@ cdef class Holder(Base):
     assert uses("cdef class A:\n    cdef Ring ring\n    def f(self):\n        return self.ring.most\n") == {
         "low"
     }
+
+    def writes(body: str) -> set[tuple[str, str]]:
+        writers = Uses({**texts, "part": body}).writers
+        return {written for written, parts in writers.items() if "part" in parts}
+
+    assert writes("cdef int f(Holder a):\n    a.other.ring.count += a.ring.most\n") == {("Ring", "count")}
+    assert writes("cdef int f(Holder a):\n    a.ring, a.first = a.other = b(most=a.ring.most)\n") == {
+        ("Holder", "ring"),
+        ("Base", "first"),
+        ("Holder", "other"),
+    }
+    assert writes("cdef int f(Holder a):\n    a.ring[0] = a.first == a.ring.at(1)\n") == set()
     floors = {"low": 0, "high": 1}
     assert upward({"low": {"high"}, "high": {"low"}}, floors) == {"low": {"high"}}
     assert circle({"low": {"high"}, "high": {"low"}})
