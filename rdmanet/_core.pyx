@@ -44,29 +44,27 @@ includes:
     qpmap        a map from queue pair numbers to connections
     sharedring   one receive queue for many connections
     ownring      the receives of a connection with a ring of its own
-    shrinking    rings that have grown, and are small again when nothing comes
     backlog      what was written and found no frame
     sendlog      what each send of a connection keeps alive, and gives back when it has completed
     inbox        what was received and not given back
-    landing      where the peer places bytes that a read wants
     engine       what an engine has, and what its connections ask of it
-    connection   one connection of the byte stream: what it consists of, and what its owner may ask of it
-    failing      how it fails
-    opening      how it begins: memory, a queue pair, what both sides have agreed on
-    receiving    frames that come
-    intake       bytes that no program reads are put by, so that peers can go on
-    delivering   from what has come to the program
-    granting     slots that are free again, and the control frames that are due
-    writing      from the program's writes to frames, or to the backlog
+    sender       the sending half of a connection of the byte stream
+    failing      how a connection fails
     chaining     work requests of frames
-    sending      posting frames
     sendmemory   the memory that frames are sent from
-    placing      bytes go where the peer's read wants them
+    sending      posting frames
     beside       one-sided operations, and keys
     blocks       lists of one-sided operations
+    placing      bytes go where the peer's read wants them
+    writing      from the program's writes to frames, or to the backlog
+    landing      where the peer places bytes that a read wants
+    receiver     the receiving half
+    granting     slots that are free again, and the control frames that are due
+    receiving    frames that come
+    intake       bytes that no program reads are put by, so that peers can go on
     completing   completions
     settling     what is due at the end of a pass
-    ending       everything is given back
+    delivering   from what has come to the program
     sink         where received bytes go: the protocol's callbacks
     immediate    awaitables that mostly have their result at once
     unread       what a StreamReader has not read: another sink
@@ -74,8 +72,14 @@ includes:
     readrequest  one read
     reader       the methods of StreamReader and StreamWriter
     lease        received bytes that a program reads where they are
+    shrinking    rings that have grown, and are small again when nothing comes
+    keepalive    whether the hosts of idle connections' peers are there
     routing      completions go to their owners
+    totals       what all connections have counted, by device and side
     passes       all connections of a loop on a device: its passes
+    opening      how a connection begins: memory, a queue pair, what both sides have agreed on
+    ending       everything is given back
+    connection   what a connection's owner may ask of it
     blocking     a blocking stream's calls: they wait without a loop
 
 Each kind of verbs object has a class here. An instance owns its C object and holds references to its parents, so that
@@ -190,31 +194,27 @@ include "_pyx/slab.pxi"
 include "_pyx/qpmap.pxi"
 include "_pyx/sharedring.pxi"
 include "_pyx/ownring.pxi"
-include "_pyx/shrinking.pxi"
-include "_pyx/keepalive.pxi"
 include "_pyx/backlog.pxi"
 include "_pyx/sendlog.pxi"
 include "_pyx/inbox.pxi"
-include "_pyx/landing.pxi"
 include "_pyx/engine.pxi"
-include "_pyx/connection.pxi"
+include "_pyx/sender.pxi"
 include "_pyx/failing.pxi"
-include "_pyx/opening.pxi"
-include "_pyx/receiving.pxi"
-include "_pyx/intake.pxi"
-include "_pyx/delivering.pxi"
-include "_pyx/granting.pxi"
-include "_pyx/writing.pxi"
 include "_pyx/chaining.pxi"
-include "_pyx/sending.pxi"
 include "_pyx/sendmemory.pxi"
-include "_pyx/placing.pxi"
+include "_pyx/sending.pxi"
 include "_pyx/beside.pxi"
 include "_pyx/blocks.pxi"
+include "_pyx/placing.pxi"
+include "_pyx/writing.pxi"
+include "_pyx/landing.pxi"
+include "_pyx/receiver.pxi"
+include "_pyx/granting.pxi"
+include "_pyx/receiving.pxi"
+include "_pyx/intake.pxi"
 include "_pyx/completing.pxi"
 include "_pyx/settling.pxi"
-include "_pyx/totals.pxi"
-include "_pyx/ending.pxi"
+include "_pyx/delivering.pxi"
 include "_pyx/sink.pxi"
 include "_pyx/immediate.pxi"
 include "_pyx/unread.pxi"
@@ -223,6 +223,12 @@ include "_pyx/readrequest.pxi"
 include "_pyx/decrypting.pxi"
 include "_pyx/reader.pxi"
 include "_pyx/lease.pxi"
+include "_pyx/shrinking.pxi"
+include "_pyx/keepalive.pxi"
 include "_pyx/routing.pxi"
+include "_pyx/totals.pxi"
 include "_pyx/passes.pxi"
+include "_pyx/opening.pxi"
+include "_pyx/ending.pxi"
+include "_pyx/connection.pxi"
 include "_pyx/blocking.pxi"

@@ -4,7 +4,7 @@
 # entries of the send queue are kept for them. They need no credit of the peer's.
 
 
-cdef bint post_beside(Connection connection, object operation, verbs.ibv_send_wr *wr) except -1:
+cdef bint post_beside(Sender connection, object operation, verbs.ibv_send_wr *wr) except -1:
     """Post what is no frame. Returns False when OPERATIONS are in flight already."""
     cdef verbs.ibv_send_wr *bad = NULL
     if connection.broken or connection.qp_c == NULL:
@@ -24,7 +24,16 @@ cdef bint post_beside(Connection connection, object operation, verbs.ibv_send_wr
     return True
 
 
-cdef bint post_bind_part(Connection connection, object operation, MW mw, MR mr, uint32_t rkey, uint64_t address,
+cdef bint post_invalidation(Sender connection, object operation, uint32_t rkey) except -1:
+    """Post LOCAL_INV: a key of a window of type 2 is good no more."""
+    cdef verbs.ibv_send_wr wr
+    memset(&wr, 0, sizeof(wr))
+    wr.opcode = verbs.IBV_WR_LOCAL_INV
+    wr.invalidate_rkey = rkey
+    return post_beside(connection, operation, &wr)
+
+
+cdef bint post_bind_part(Sender connection, object operation, MW mw, MR mr, uint32_t rkey, uint64_t address,
                          uint64_t length, int access) except -1:
     """Post BIND_MW: a window of type 2 to a part of a region, with this key."""
     cdef verbs.ibv_send_wr wr

@@ -119,7 +119,7 @@ cdef class BlockingEnd:
         """The connection is made. Everything that happens to it makes `fd` readable."""
         self.connection = connection
         self.fd = fd
-        connection.engine.alive.run_by_hand(True)
+        (<StreamEngine>connection.engine).alive.run_by_hand(True)
 
     def changed(self):
         """Wake whoever waits on the loop: one half has ended, or the connection, or there is room."""
@@ -138,7 +138,6 @@ cdef class BlockingEnd:
         """From now on the loop runs the engine's passes, until the next call waits."""
         if self.connection.engine is not None:
             self.connection.engine.run_by_hand(False)
-            self.connection.engine.alive.run_by_hand(False)
 
     # -- calls -------------------------------------------------------------------------------------------
 
@@ -367,7 +366,6 @@ cdef class BlockingEnd:
         try:
             if self.is_enough():
                 self.connection.engine.run_by_hand(True)
-                self.connection.engine.alive.run_by_hand(True)
             if not self.private.loop.idle:
                 self.private.turn()
             by_hand = self.private.loop.idle and self.is_enough() and self.pass_until(what, timeout, deadline, &let_in)
@@ -380,7 +378,6 @@ cdef class BlockingEnd:
             self.run_loop_until(what, timeout, deadline)
             if self.is_enough():
                 self.connection.engine.run_by_hand(True)
-                self.connection.engine.alive.run_by_hand(True)
         return 0
 
     cdef int run_loop_until(self, wait_for what, timeout, uint64_t deadline) except -1:
@@ -436,26 +433,26 @@ cdef class BlockingEnd:
                 return False
         if engine.scheduled:
             self.let_handlers_run(let_in)
-            ready = self.wait_for_event(what, timeout, deadline, let_in, True)
+            ready = self.wait_for_event(engine, what, timeout, deadline, let_in, True)
         else:
             before = self.set_wakeup_fd(self.bell_rope, warn_on_full_buffer=False) if is_main else None
             try:
                 self.let_handlers_run(let_in)
                 # A handler may have run Python, and so another thread.
                 is_due = what == FOR_NEWS or engine.scheduled or engine.has_work()
-                ready = self.wait_for_event(what, timeout, deadline, let_in, is_due)
+                ready = self.wait_for_event(engine, what, timeout, deadline, let_in, is_due)
                 self.let_handlers_run(let_in)
             finally:
                 if is_main:
                     self.set_wakeup_fd(before)
         return ready == 0 or engine.channel_ready()
 
-    cdef int wait_for_event(self, wait_for what, timeout, uint64_t deadline, const sigset_t *let_in,
-                            bint is_poll) except -1:
+    cdef int wait_for_event(self, StreamEngine engine, wait_for what, timeout, uint64_t deadline,
+                            const sigset_t *let_in, bint is_poll) except -1:
         """1: there is an event. 0: there is none, but perhaps a signal, or another thread has rung the bell."""
         cdef pollfd fds[2]
         cdef timespec t
-        cdef uint64_t until = deadline, look = self.connection.engine.alive.next_ns, now, ns = 0
+        cdef uint64_t until = deadline, look = engine.alive.next_ns, now, ns = 0
         cdef char bytes[64]
         cdef int rc
         if look and (until == 0 or look < until):

@@ -153,7 +153,7 @@ cdef class Blocks:
 
     # -- its way ---------------------------------------------------------------------------------------------
 
-    def post(self, Connection connection not None):
+    def post(self, Sender connection not None):
         """Post what may be in flight now. Returns whether nothing is left to be posted.
 
         :raises OSError: the connection is lost
@@ -165,7 +165,7 @@ cdef class Blocks:
             self.finish()   # there is nothing in it
         return True
 
-    cdef bint post_chain(self, Connection connection) except -1:
+    cdef bint post_chain(self, Sender connection) except -1:
         cdef verbs.ibv_send_wr wr[OPERATIONS]
         cdef verbs.ibv_sge sge[OPERATIONS]
         cdef verbs.ibv_send_wr *bad = NULL

@@ -4,7 +4,7 @@
 # before anything else of the engine runs.
 
 
-cdef verbs.ibv_send_wr *chain_entry(Connection connection, uint32_t kind, char *frame, uint32_t length,
+cdef verbs.ibv_send_wr *chain_entry(Sender connection, uint32_t kind, char *frame, uint32_t length,
                                     object reference) noexcept:
     """The next work request of the chain, its header written and its log entry made."""
     cdef _Engine engine = connection.engine
@@ -37,7 +37,7 @@ cdef verbs.ibv_send_wr *chain_entry(Connection connection, uint32_t kind, char *
     return wr
 
 
-cdef int post_sends(Connection connection) except -1:
+cdef int post_sends(Sender connection) except -1:
     cdef verbs.ibv_send_wr *bad = NULL
     cdef int rc
     if connection.engine.send_count == 0:
@@ -52,11 +52,11 @@ cdef int post_sends(Connection connection) except -1:
     return 0
 
 
-cdef inline bint may_post(Connection connection) noexcept:
+cdef inline bint may_post(Sender connection) noexcept:
     return connection.opened and connection.may_send and not connection.broken and connection.engine.pid == verbs.rn_pid
 
 
-cdef void note_credits(Connection connection, bint lacks) noexcept:
+cdef void note_credits(Sender connection, bint lacks) noexcept:
     """Bytes begin to wait for a credit, or need not wait any more."""
     cdef uint64_t now = now_ns()
     if lacks:
@@ -67,7 +67,12 @@ cdef void note_credits(Connection connection, bint lacks) noexcept:
         connection.without_since = 0
 
 
-cdef inline void set_blocked(Connection connection, bint blocked) noexcept:
+cdef uint64_t ns_without_credits(Sender connection) noexcept:
+    """For how long bytes have waited for credits, until now."""
+    return connection.without_ns + (now_ns() - connection.without_since if connection.without_since else 0)
+
+
+cdef inline void set_blocked(Sender connection, bint blocked) noexcept:
     cdef bint lacks = blocked and connection.ledger.peer_granted == connection.ledger.sent
     if lacks != (connection.without_since != 0):
         note_credits(connection, lacks)
@@ -76,5 +81,5 @@ cdef inline void set_blocked(Connection connection, bint blocked) noexcept:
         connection.engine.blocked += 1 if blocked else -1
 
 
-cdef inline char *open_frame(Connection connection) noexcept:
+cdef inline char *open_frame(Sender connection) noexcept:
     return connection.frames + (connection.frames_used % connection.data_slots) * connection.stride

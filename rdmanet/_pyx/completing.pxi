@@ -3,7 +3,7 @@
 # The engine gives each completion to `stream_completed`. A send's retires it and all before it, a receive's is a frame.
 
 
-cdef int stream_completed(Connection connection, verbs.ibv_wc *wc) except -1:
+cdef int stream_completed(Receiver connection, verbs.ibv_wc *wc) except -1:
     """One completion of this connection."""
     cdef uint32_t low = <uint32_t>(wc.wr_id & LOW_MASK)
     cdef bint is_send = bool(wc.wr_id & SEND_FLAG)
@@ -28,7 +28,7 @@ cdef int stream_completed(Connection connection, verbs.ibv_wc *wc) except -1:
     return 0
 
 
-cdef int retire_sends(Connection connection, uint32_t sequence) except -1:
+cdef int retire_sends(Receiver connection, uint32_t sequence) except -1:
     """All sends up to `sequence` are done with; give back what their entries held."""
     cdef PyObject *reference
     cdef object held

@@ -1,25 +1,9 @@
-# One connection of the byte stream: its half of the data engine. Here is what it consists of, and what its owner may
-# ask of it. The work is done by functions that take a connection, each kind in a file of its own:
+# One connection of the byte stream: its half of the data engine, and what its owner may ask of it. The work is done by
+# functions that take a connection, or the half of it that they need: the sending half (sender.pxi) or that which
+# receives (receiver.pxi). Those of a whole one:
 #
-#     framing      sizes of frames and slots
-#     failing      failures
 #     opening      memory, a queue pair, what both sides have agreed on
-#     receiving    frames that come: data waits in the inbox, control frames are heard
-#     intake       what no program reads is spilled, so that the peer can go on
-#     delivering   from the inbox to the program
-#     granting     consumed slots go back to the device, and to the peer
-#     writing      from the program's writes to the open frame, or to the backlog
-#     chaining     work requests of frames
-#     sending      posting frames, within credits and slots
-#     sendmemory   the memory that frames are sent from
-#     placing      RDMA WRITEs to memory that the peer's reads have named
-#     beside       one-sided operations
-#     completing   what completions give back
-#     settling     what is due at the end of a pass
 #     ending       everything is given back
-#
-# They are functions, and no objects that a connection holds, since nearly all need the ledger, the queue pair, the
-# engine and the log. What needs none of these is a class of its own: SendLog, Backlog, Inbox, OwnRing, Landings, Sink.
 #
 # The engine calls `stream_completed`, `deliver_received` and `settle`, in its passes. The program calls `write` at any
 # time, and whatever is called back may do anything; so each function leaves the connection in order before it calls
@@ -29,113 +13,21 @@
 
 
 @cython.no_gc_clear
-cdef class Connection:
+cdef class Connection(Receiver):
     """The engine's half of a transport: owns `write` and delivery.
 
     It decides nothing about its own life: what happens it tells its owner, a Reports (see connection.py).
 
     :ivar engine: that it is one of
     :ivar qp: its queue pair, until that is destroyed
-    :ivar shared: the shared receive queue where its receives come from, or None: it has a ring of its own
     """
-
-    cdef readonly object owner          # until `release`: it refers to us, too
-    cdef readonly _Engine engine
-    cdef readonly QP qp
-    cdef verbs.ibv_qp *qp_c
-    cdef CQ queue                       # where its completions come
-    cdef Ledger ledger
-    cdef bint attached                  # has memory and a place in the engine
-    cdef bint solicits                  # the peer marks its SENDs as solicited
-    cdef RingPool sends                 # where the memory that it sends from is,
-    cdef Chunk chunk                    # and what it has of that, while it sends
-    cdef bint warm                      # it keeps that although nothing is in flight: it is on the engine's list
-    cdef OwnRing own                    # where its receives come from,
-    cdef readonly SharedRing shared     # or the ring that it shares
-    cdef uint32_t aim, borrowed         # of its data slots; see sharedring.pxi
-    cdef bint parted                    # its queue pair is about to be destroyed
-    cdef uint64_t wr_base               # index and generation, as every wr_id of ours begins
-    cdef object context                 # contextvars.Context of all callbacks
-
-    # receiving
-    cdef uint32_t slot_bytes, data_slots
-    cdef size_t stride
-    cdef bint stalled                   # on the engine's list of those whose peer has no credits left,
-    cdef uint64_t stalled_tick          # since that pass
-    cdef size_t spill_bytes             # unread bytes that it takes in at least, whatever its ring
-    cdef Inbox inbox                    # what has come
-    cdef uint32_t repost_at             # consumed slots that are posted again in one call
-    cdef Sink sink                      # where received bytes go
-    cdef bint may_deliver               # the protocol wants bytes and may have them
-    cdef bint discarding                # closed: what still comes is dropped, its slots granted again
-    cdef bint opened                    # established: control frames are heard
-    cdef bint accepted                  # and the peer has asked for it
-    cdef bint greeted                   # what connection_made() has scheduled has run: delivery may begin
-    cdef list early                     # control frames that came before that
-    cdef bint listed                    # already on the engine's list of connections to deliver
-    cdef bint tell_drained
-    cdef Landings landings              # where the peer may place bytes; None if both sides have not agreed on that
-    cdef bint telling_unread            # somebody looks whether something is undelivered: tell of changes
-    cdef bint unread_told
-
-    # sending
-    cdef uint32_t frame_bytes           # payload of the next frame: what both sides' slots can hold
-    cdef PeerSlots peer_slots           # how much the peer's can hold; None if they share a queue, or do not grow
-    cdef char *frames
-    cdef char *controls
-    cdef uint32_t posted, done          # data frames
-    cdef uint32_t frames_used           # send slots used: an inline frame leaves its slot free, and warm
-    cdef uint32_t controls_posted, controls_done
-    cdef uint32_t operations            # one-sided work requests in flight
-    cdef SendLog log
-    cdef uint32_t unsignaled, signal_every
-    cdef uint32_t fill                  # bytes in the open frame
-    cdef Backlog backlog                # what was written and found no room in a frame
-    cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
-    cdef bytes held_abort               # the last thing to say, if it waits for that
-    cdef bint reference_writes          # large memory that may change is sent from where it lies
-    cdef bint amid_lines                # a writelines() is under way: no memory of the program's is let go
-    cdef bint writable                  # neither write_eof nor close nor a failure so far
-    cdef bint blocked                   # bytes wait for credits or slots
-    cdef bint dirty                     # on the engine's list of connections to flush
-    cdef bint tell_flushed
-    cdef bint tell_place                # somebody waits for a free frame
-    cdef bint body_due                  # news of regions, or of direct placement, wait for a Credit to ride in
-    cdef PeerWants peer_wants           # where we may place bytes, or None
-    cdef bytes ping_body
-    cdef uint64_t tick                  # engine.tick of the last frame posted at once
-    cdef uint64_t posted_at             # cheap_clock() then
-    cdef uint64_t looked_at             # and when a write looked at it last
-    cdef uint32_t held                  # writes since then
-    cdef size_t high_water_bytes, low_water_bytes
-    cdef readonly bint protocol_paused  # it was told to pause writing
-
-    cdef bint keeps_alive               # idle for so long, it gets a probe: keepalive.pxi
-    cdef bint keep_probing
-    cdef uint64_t keep_idle_ns, keep_interval_ns, keep_since
-    cdef uint32_t keep_count, keep_mark
-
-    cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
-    cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
-    cdef object failure                 # what `fabric_failed` will be told once the queue is drained
-    cdef uint64_t failure_tick
-    cdef uint64_t bytes_sent, bytes_received, frames_sent, frames_received, bytes_borrowed, bytes_placed
-    cdef uint64_t opened_ns
-    cdef uint64_t sent_ns, heard_ns     # the last data, by the clock of the pass: no call for each frame
-    cdef uint64_t waits_for_credits     # how often bytes had to wait for a credit,
-    cdef uint64_t without_ns            # and for how long,
-    cdef uint64_t without_since         # besides the time since then; 0: they do not wait
 
     def __cinit__(self, owner, bint reference_writes=True, size_t spill_bytes=0):
         self.owner = owner
         self.reference_writes = reference_writes
         self.spill_bytes = spill_bytes
-        self.log = SendLog()
-        self.backlog = Backlog()
-        self.inbox = Inbox(0)   # until `attach` says how large
         self.high_water_bytes = 65536
         self.low_water_bytes = 16384
-        self.may_deliver = True
 
     # -- beginning: opening.pxi --------------------------------------------------------------------------
 
@@ -164,6 +56,13 @@ cdef class Connection:
         marks its SENDs as solicited.
         """
         agree_on(self, ledger, frame_bytes, depth, solicits)
+
+    @property
+    def promised(self):
+        """Data slots of a shared ring that it was promised."""
+        if self.ledger is None:
+            return self.shared.own
+        return (self.ledger.grantable - self.ledger.received) & 0xFFFFFFFF
 
     @property
     def grows(self):
@@ -319,8 +218,7 @@ cdef class Connection:
     def stop_reading(self):
         """Deliver nothing any more: drop what has come and what will, and keep granting."""
         if self.opened and self.attached and not self.discarding:
-            if self.landings is not None:
-                self.landings.take_back(self)
+            let_memory_go(self)
             self.sink.ends(self)
         self.discarding = True
         if self.inbox.count:
@@ -342,10 +240,7 @@ cdef class Connection:
 
     def credit_body_due(self):
         """Ask for `_credit_body` as soon as a Credit may go."""
-        self.body_due = True
-        if self.attached and self.opened:
-            self.engine.flush_later(self)
-            self.engine.wake()
+        credit_is_due(self)
 
     def hear_slots(self, number, slot_bytes):
         """What the peer's Credit says of its slots. Raises ProtocolError."""
@@ -388,11 +283,7 @@ cdef class Connection:
 
     def post_invalidate(self, object operation, uint32_t rkey):
         """The same for LOCAL_INV: such a key is good no more."""
-        cdef verbs.ibv_send_wr wr
-        memset(&wr, 0, sizeof(wr))
-        wr.opcode = verbs.IBV_WR_LOCAL_INV
-        wr.invalidate_rkey = rkey
-        return post_beside(self, operation, &wr)
+        return post_invalidation(self, operation, rkey)
 
     # -- keep-alive: keepalive.pxi -----------------------------------------------------------------------
 
@@ -405,7 +296,7 @@ cdef class Connection:
         self.keep_count = count
         self.keeps_alive = on
         if on and self.attached and self.opened:
-            self.engine.alive.added(self)
+            (<StreamEngine>self.engine).alive.added(self)
 
     @property
     def kept_alive(self):
@@ -415,8 +306,7 @@ cdef class Connection:
     @property
     def probed(self):
         """Whether it is probed: the embedded device knows without of peers that it reaches through memory."""
-        cdef KeepAlive alive = self.engine.alive
-        return self.qp_c != NULL and (alive.way == NULL or alive.way(self.qp_c) == WAY_STREAM)
+        return is_probed((<StreamEngine>self.engine).alive, self)
 
     # -- ending: ending.pxi ------------------------------------------------------------------------------
 
@@ -476,7 +366,7 @@ cdef class Connection:
             "sends_in_flight": self.posted - self.done,
             "slots_held": self.inbox.held + self.inbox.freed_count,
             "slots_leased": self.inbox.leased,
-            "slots_borrowed": self.borrowed,
+            "slots_borrowed": self.share.borrowed,
             "bytes_registered": registered_bytes(self),
             "frame_bytes": self.frame_bytes,
             "waits_for_credits": self.waits_for_credits,
@@ -485,16 +375,3 @@ cdef class Connection:
             "us_since_sent": quiet // 1000 if self.opened else 0,
             "us_since_received": (now - min(now, self.heard_ns)) // 1000 if self.opened else 0,
         }
-
-
-cdef uint64_t ns_without_credits(Connection connection) noexcept:
-    """For how long bytes have waited for credits, until now."""
-    return connection.without_ns + (now_ns() - connection.without_since if connection.without_since else 0)
-
-
-cdef size_t registered_bytes(Connection connection):
-    """Bytes of memory that are this connection's alone."""
-    cdef size_t total = connection.own.registered() if connection.own is not None else 0
-    if connection.chunk is not None:
-        total += stream_send_bytes(connection.slot_bytes, connection.data_slots)
-    return total

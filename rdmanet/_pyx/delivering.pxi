@@ -5,7 +5,7 @@
 # connection, pause it, or choose another sink. So nothing is kept across one but what is looked at again.
 
 
-cdef int deliver_received(Connection connection) except -1:
+cdef int deliver_received(Receiver connection) except -1:
     """Hand the protocol what has arrived, then send what is due. A callback may do anything."""
     if not connection.greeted:
         return settle(connection)
@@ -47,7 +47,7 @@ cdef int deliver_received(Connection connection) except -1:
     return settle(connection)
 
 
-cdef int slots_consumed(Connection connection) except -1:
+cdef int slots_consumed(Receiver connection) except -1:
     """A sink has taken bytes. Outside of a delivery: what follows from that."""
     cdef _Engine engine = connection.engine
     cdef uint32_t freed = connection.inbox.freed_count
@@ -74,13 +74,13 @@ cdef int slots_consumed(Connection connection) except -1:
     return 0
 
 
-cdef int tell_unread(Connection connection) except -1:
+cdef int tell_unread(Receiver connection) except -1:
     if connection.unread_told != (connection.inbox.count > 0):
         connection.unread_told = not connection.unread_told
         connection.owner.unread_changed()
     return 0
 
 
-cdef inline uint32_t many_slots(Connection connection) noexcept:
+cdef inline uint32_t many_slots(Receiver connection) noexcept:
     """How many slots of unread bytes may be kept for a program that does not read."""
     return (connection.data_slots + 1) // 2 if connection.shared is None else 1

@@ -4,7 +4,7 @@
 # writes the connection's memory then. Whatever raises, the memory goes back, and so does the place in the engine.
 
 
-cdef int part_from_shared_ring(Connection connection) except -1:
+cdef int part_from_shared_ring(Receiver connection) except -1:
     """A shared ring takes back what the queue pair has in its hands."""
     if connection.shared is None or connection.qp is None or connection.qp.closed or connection.parted:
         return 0
@@ -14,11 +14,19 @@ cdef int part_from_shared_ring(Connection connection) except -1:
         connection.qp.to_error()
     except OSError:
         pass    # a device that is gone: then no slot comes back, and none is needed
-    connection.shared.part(connection)
+    connection.shared.part(connection.qp_c.qp_num, may_be_amid_a_message(connection))
     return 0
 
 
-cdef int release_connection(Connection connection) except -1:
+cdef bint may_be_amid_a_message(Receiver connection) noexcept:
+    """May its queue pair have taken a receive that will never complete? The embedded device gives them back."""
+    return (
+        connection.ledger is not None and not connection.ledger.fin_received
+        and not connection.engine.pd.context.library.embedded_device
+    )
+
+
+cdef int release_connection(Receiver connection) except -1:
     """Give the memory and the place in the engine back."""
     cdef _Engine engine = connection.engine
     if not connection.attached:
@@ -26,8 +34,7 @@ cdef int release_connection(Connection connection) except -1:
         return 0
     connection.held_abort = None
     connection.stop_posting()
-    if connection.landings is not None:
-        connection.landings.take_back(connection)
+    let_memory_go(connection)
     if connection.sink is not None:
         connection.sink.ends(connection)
         connection.sink.leaves(connection)
@@ -36,7 +43,7 @@ cdef int release_connection(Connection connection) except -1:
     connection.backlog.clear()
     connection.fill = 0
     if connection.shared is not None:
-        connection.shared.leave(connection)
+        connection.shared.leave(&connection.share, connection.inbox)
     while connection.inbox.count:
         connection.inbox.first_consumed()
     connection.may_deliver = connection.tell_drained = connection.tell_flushed = connection.body_due = False
@@ -64,7 +71,7 @@ cdef int release_connection(Connection connection) except -1:
     return 0
 
 
-cdef int lose_operations(Connection connection) except -1:
+cdef int lose_operations(Receiver connection) except -1:
     """Operations that had begun will not complete."""
     failure = None
     for operation in connection.log.take_operations():

@@ -10,6 +10,24 @@ cdef enum:
 
 
 @cython.no_gc_clear
+cdef class Member:
+    """A connection, as its engine and its ring know it: its place there, and its queue pair.
+
+    The base of Sender (sender.pxi).
+    """
+
+    cdef readonly _Engine engine
+    cdef readonly QP qp
+    cdef verbs.ibv_qp *qp_c
+    cdef CQ queue                       # where its completions come
+    cdef uint64_t wr_base               # index and generation, as every wr_id of ours begins
+    cdef bint attached                  # has memory and a place in the engine
+    cdef bint listed                    # on the engine's list of connections to deliver,
+    cdef bint dirty                     # and of those to flush
+    cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
+
+
+@cython.no_gc_clear
 cdef class StreamPD(PD):
     """An engine's protection domain: if regions of the application outlive the engine, it goes with the last."""
 
@@ -25,7 +43,7 @@ cdef class _Engine(Watcher):
     cdef readonly RegistrationCache registrations   # of one-sided operations
     cdef list lost_cqs
     cdef dict pools
-    cdef list table                     # index -> Connection or None
+    cdef list table                     # index -> Member or None
     cdef list vacant
     cdef list generations
     cdef readonly list shared_rings     # by number; None where one was given up
@@ -33,8 +51,6 @@ cdef class _Engine(Watcher):
     cdef list in_want                   # connections that found no memory to send from
     cdef list warm                      # those that keep it though nothing is in flight
     cdef list stalled                   # those whose peer has used up its credits
-    cdef readonly GrownRings grown
-    cdef readonly KeepAlive alive
     cdef list ready, dirty, failed
     cdef object delivering              # the connection whose callback is running
     cdef object loop
@@ -101,7 +117,7 @@ cdef class _Engine(Watcher):
 
     # -- connections ---------------------------------------------------------------------------------
 
-    cdef uint64_t enroll(self, Connection connection):
+    cdef uint64_t enroll(self, Member connection):
         cdef Py_ssize_t index
         if self.vacant:
             index = self.vacant.pop()
@@ -113,20 +129,18 @@ cdef class _Engine(Watcher):
             self.generations.append(0)
         return stream_wr_base(index, self.generations[index])
 
-    cdef int expel(self, Connection connection) except -1:
+    cdef int expel(self, Member connection) except -1:
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
         self.table[index] = None
         self.vacant.append(index)
         for waiting in (self.ready, self.dirty, self.failed, self.in_want, self.warm, self.stalled):
             if connection in waiting:
                 waiting.remove(connection)
-        self.grown.remove(connection)
-        connection.listed = connection.dirty = connection.warm = connection.stalled = False
         return 0
 
-    cdef int shrink_later(self, Connection connection) except -1:
+    cdef int shrink_later(self, Member connection) except -1:
         """Its ring has grown: make that small again when it is idle."""
-        return self.grown.add(connection)
+        raise NotImplementedError
 
     @property
     def connections(self):
@@ -135,13 +149,13 @@ cdef class _Engine(Watcher):
 
     # -- a turn in the next pass ---------------------------------------------------------------------
 
-    cdef inline int deliver_later(self, Connection connection) except -1:
+    cdef inline int deliver_later(self, Member connection) except -1:
         if not connection.listed:
             connection.listed = True
             self.ready.append(connection)
         return 0
 
-    cdef inline int flush_later(self, Connection connection) except -1:
+    cdef inline int flush_later(self, Member connection) except -1:
         if not connection.dirty:
             connection.dirty = True
             self.dirty.append(connection)
@@ -163,7 +177,7 @@ cdef class _Engine(Watcher):
             pass
         self.wake()
 
-    cdef bint take_own(self, Connection connection) except -1:
+    cdef bint take_own(self, Member connection) except -1:
         """Take the completions of data frames that this connection has posted while the engine slept.
 
         Returns whether these were all, and nothing is to be done. If not, the next pass finds what there is.
@@ -197,18 +211,6 @@ cdef class _Engine(Watcher):
         if pool is None:
             pool = self.pools[key] = RingPool(self.pd, bank_stride(slot_bytes) * slots)
         return pool
-
-    cdef SharedRing shared_ring(self, uint32_t slot_bytes, uint32_t data_slots, uint32_t common):
-        """A shared ring with room for one more connection."""
-        cdef SharedRing ring
-        for ring in self.shared_rings:
-            if ring is not None and ring.serves(slot_bytes, data_slots, common) and ring.has_room():
-                return ring
-        number = self.shared_rings.index(None) if None in self.shared_rings else len(self.shared_rings)
-        ring = SharedRing(self, slot_bytes, data_slots, common, number)
-        self.shared_rings[number:number + 1] = [ring]
-        self.add_queue(ring.cq, ring.cq.ptr.cqe)    # nobody else's
-        return ring
 
     cdef int add_queue(self, CQ cq, Py_ssize_t reserved) except -1:
         cq.reserved = reserved

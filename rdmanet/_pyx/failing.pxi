@@ -4,7 +4,7 @@
 # the engine (`fail_all`) when everything that has completed before has been seen. So data comes before its end.
 
 
-cdef int fail_connection(Connection connection, object failure) except -1:
+cdef int fail_connection(Sender connection, object failure) except -1:
     """Post nothing more; tell the owner when all completions that are there have been seen."""
     if connection.failure is not None or not connection.attached:
         return 0
@@ -16,7 +16,7 @@ cdef int fail_connection(Connection connection, object failure) except -1:
     return 0
 
 
-cdef int distrust_peer(Connection connection, object exc) except -1:
+cdef int distrust_peer(Sender connection, object exc) except -1:
     """The peer broke the protocol: tell the owner, who may still say Abort, and hear nothing more."""
     connection.distrusted = True
     try:
@@ -26,11 +26,11 @@ cdef int distrust_peer(Connection connection, object exc) except -1:
     return 0
 
 
-cdef bint was_flushed(Connection connection):
+cdef bint was_flushed(Sender connection):
     return type(connection.failure) is tuple and connection.failure[0] == verbs.IBV_WC_WR_FLUSH_ERR
 
 
-cdef inline bint carried(Connection connection, char *to, const char *data, size_t size) except -1:
+cdef inline bint carried(Sender connection, char *to, const char *data, size_t size) except -1:
     """Copy memory of the program's. False: it is gone, and the connection fails, as TCP's does with EFAULT."""
     if copy_carefully(to, data, size):
         return True

@@ -6,18 +6,20 @@
 # takes it: `say_what_is_due` is called last when a connection has been delivered to, or flushed.
 
 
-cdef inline int repost_if_half(Connection connection) except -1:
+cdef inline int repost_if_half(Receiver connection) except -1:
     if connection.inbox.freed_count >= connection.repost_at:
         repost_freed(connection)
     return 0
 
 
-cdef int repost_freed(Connection connection) except -1:
+cdef int repost_freed(Receiver connection) except -1:
     """Give consumed slots back to the device, and only then to the peer."""
     cdef uint32_t i
     if connection.shared is not None:
-        connection.shared.take_back(connection)
-        return 0 if connection.broken else connection.shared.promise(connection)
+        connection.shared.take_back(connection.inbox)
+        return 0 if connection.broken else connection.shared.promise(
+            &connection.share, connection.ledger, connection.inbox.held,
+            connection.landings is not None and connection.landings.expectant != 0)
     if connection.broken:
         return 0
     for i in range(connection.inbox.freed_count):
@@ -31,7 +33,7 @@ cdef int repost_freed(Connection connection) except -1:
     return 0
 
 
-cdef inline int repost_slot(Connection connection, uint32_t slot) except -1:
+cdef inline int repost_slot(Receiver connection, uint32_t slot) except -1:
     """What a control frame used is posted at once."""
     if connection.shared is not None:
         connection.shared.post_again(slot)
@@ -40,7 +42,7 @@ cdef inline int repost_slot(Connection connection, uint32_t slot) except -1:
     return connection.own.post(connection)
 
 
-cdef int say_what_is_due(Connection connection) except -1:
+cdef int say_what_is_due(Receiver connection) except -1:
     """Grants that no data frame carried, answers, news of memory regions."""
     cdef uint32_t kind
     cdef bint resizes
@@ -73,14 +75,14 @@ cdef int say_what_is_due(Connection connection) except -1:
     return 0
 
 
-cdef int slots_resized(Connection connection) except -1:
+cdef int slots_resized(Receiver connection) except -1:
     """The peer has been told."""
     if connection.own.sizes.size > connection.own.first:
         return connection.engine.shrink_later(connection)
     return repost_freed(connection)      # in small slots, where they would wait for half a ring
 
 
-cdef bint slots_may_shrink(Connection connection) except -1:
+cdef bint slots_may_shrink(Receiver connection) except -1:
     """Whether the peer is about to be told of small slots: nothing is unread, and no memory is named."""
     if (
         not may_post(connection) or connection.inbox.count or connection.inbox.leased or connection.own.next is not None
@@ -93,7 +95,7 @@ cdef bint slots_may_shrink(Connection connection) except -1:
     return connection.own.next is not None
 
 
-cdef inline bint asks_for_frames(Connection connection) noexcept:
+cdef inline bint asks_for_frames(Receiver connection) noexcept:
     """Whether a Ping is to bring a frame that uses up one of the large receives."""
     return (
         connection.own.sizes.wants_frames() and connection.ledger.may_send(FRAME_PING)

@@ -8,7 +8,7 @@ cdef enum:
     STALLED_PASSES = 8              # a program that does not read for so long may not read at all
 
 
-cdef inline int look_for_reader(Connection connection) except -1:
+cdef inline int look_for_reader(Receiver connection) except -1:
     """The peer has used up its credits: look in a while whether its bytes have been read."""
     if (
         not connection.stalled and connection.inbox.held and connection.inbox.bytes < connection.spill_bytes
@@ -18,7 +18,7 @@ cdef inline int look_for_reader(Connection connection) except -1:
     return 0
 
 
-cdef int look_again(_Engine engine, Connection connection) except -1:
+cdef int look_again(_Engine engine, Receiver connection) except -1:
     """Its peer has no credits left: see in a while whether its program reads."""
     connection.stalled = True
     connection.stalled_tick = engine.tick
@@ -28,7 +28,7 @@ cdef int look_again(_Engine engine, Connection connection) except -1:
 
 cdef int relieve_stalled(_Engine engine) except -1:
     """Where programs do not read, take in what the peers have yet to send, as TCP would."""
-    cdef Connection connection
+    cdef Receiver connection
     cdef list stalled = engine.stalled
     engine.stalled = []
     for connection in stalled:
@@ -42,7 +42,7 @@ cdef int relieve_stalled(_Engine engine) except -1:
     return 0
 
 
-cdef int spill_unread(Connection connection) except -1:
+cdef int spill_unread(Receiver connection) except -1:
     """The program does not read, and the peer can send no more: free the slots of what has come."""
     try:
         connection.inbox.spill(connection.data_slots)

@@ -79,7 +79,7 @@ cdef class KeepAlive:
                 self.look_by(when)
         return 0
 
-    cdef int added(self, Connection connection) except -1:
+    cdef int added(self, Receiver connection) except -1:
         connection.keep_since = now_ns()
         connection.keep_probing = False
         connection.keep_mark = frames_moved(connection)
@@ -96,7 +96,7 @@ cdef class KeepAlive:
 
     cdef int look_at_all(self) except -1:
         cdef _Engine engine = self.engine
-        cdef Connection connection
+        cdef Receiver connection
         cdef list late = []
         cdef uint64_t now = now_ns(), every = 0, waited
         cdef uint32_t moves
@@ -123,7 +123,7 @@ cdef class KeepAlive:
                 if probes == PROBES_AT_ONCE:
                     more = True
                     continue
-                probes += probe_peer(connection)
+                probes += probe_peer(self, connection)
                 connection.keep_mark = frames_moved(connection)
                 connection.keep_since = now
         if probes:
@@ -137,7 +137,7 @@ cdef class KeepAlive:
 
     cdef int give_up(self, list late) except -1:
         """Their probes are late. If this process has been stopped, or its loop was busy, answers may lie unread."""
-        cdef Connection connection
+        cdef Receiver connection
         cdef uint64_t silence = 0
         self.engine.drain()
         for connection in late:
@@ -154,24 +154,29 @@ cdef class KeepAlive:
         return 0
 
 
-cdef inline uint64_t looks_every(Connection connection) noexcept:
+cdef inline uint64_t looks_every(Receiver connection) noexcept:
     return max(min(connection.keep_idle_ns // 4, connection.keep_interval_ns), LOOK_LEAST_NS)
 
 
-cdef inline uint32_t frames_moved(Connection connection) noexcept:
+cdef inline uint32_t frames_moved(Receiver connection) noexcept:
     """A number that changes with each frame that comes or goes."""
     return connection.log.sequence + <uint32_t>connection.ledger.received + <uint32_t>connection.ledger.reaped
 
 
-cdef bint probe_peer(Connection connection) except -1:
+cdef bint is_probed(KeepAlive alive, Receiver connection) noexcept:
+    """The embedded device knows without of peers that it reaches through memory."""
+    return connection.qp_c != NULL and (alive.way == NULL or alive.way(connection.qp_c) == WAY_STREAM)
+
+
+cdef bint probe_peer(KeepAlive alive, Receiver connection) except -1:
     """Ask whether the peer's host is there. Nothing is in flight. Returns whether something was sent."""
     cdef verbs.ibv_send_wr wr
-    if not may_post(connection) or not connection.probed:
+    if not may_post(connection) or not is_probed(alive, connection):
         return False
     if connection.engine.behind_operations:   # iWARP
         if connection.ledger.fin_sent or connection.ledger.fin_received:
             return False
-        return connection.send_control(FRAME_PING, b"rdmanet!")
+        return post_control_if_allowed(connection, FRAME_PING, b"rdmanet!")
     memset(&wr, 0, sizeof(wr))
     wr.opcode = verbs.IBV_WR_RDMA_WRITE
     try:

@@ -31,15 +31,20 @@
 #     to slots for a number of reads, each time for longer.
 
 cdef enum:
-    PLACE_CHUNK = 1 << 20       # of one WRITE, so that progress shows
-    MUCH_BYTES = 32 << 20       # more than the caches hold: the embedded device copies such a read's bytes past them
-    MUCH_CHUNK = 4 << 20        # and of one WRITE then: the reader wakes up for each
     WANT_BYTES_MAX = 1 << 30
     EAGER_SLOTS = 2
     EXPECTANT_FRAMES = 8        # data frames without a Placed until the connection grants as always
     UNUSED_MOST = 4
     PAUSE_LEAST = 8             # reads
     PAUSE_MOST = 1024
+
+
+cdef class Namer:
+    """Who names memory: a sink."""
+
+    cdef int landed(self) except -1:
+        """The peer cannot write any more to memory that this has named."""
+        return 0
 
 
 @cython.final
@@ -50,7 +55,7 @@ cdef class Landing:
     cdef OurWant want
     cdef object export              # a memoryview of what the program named: it keeps the memory, and its owner off it
     cdef MR mr
-    cdef Sink sink                  # is told when it is over
+    cdef Namer namer                # is told when it is over
     cdef MW window                  # that gives the peer its key; None before that, and when it is good no more
     cdef bint bound                 # BIND_MW has completed
     cdef bint invalidating          # LOCAL_INV is posted
@@ -88,7 +93,7 @@ cdef class Landings:
 
     # -- naming ---------------------------------------------------------------------------------------
 
-    cdef bint expect(self, Connection connection) noexcept:
+    cdef bint expect(self, Sender connection) noexcept:
         """A read wants bytes in memory where they may be placed. Whether the connection is to grant little."""
         if self.impossible:
             return False
@@ -99,7 +104,7 @@ cdef class Landings:
             self.expectant = EXPECTANT_FRAMES + connection.ledger.outstanding()     # which come in any case
         return True
 
-    cdef Landing name(self, Connection connection, Sink sink, AllocatedMemory memory, object exporter, char *at,
+    cdef Landing name(self, Sender connection, Namer namer, AllocatedMemory memory, object exporter, char *at,
                       size_t length, bint fixed):
         """Ask for bytes to be placed there, in memory that `exporter` exports; None if that is not possible now."""
         cdef Landing landing
@@ -113,13 +118,13 @@ cdef class Landings:
         if mr is None:
             return None
         landing = Landing.__new__(Landing)
-        landing.export, landing.mr, landing.sink = PyMemoryView_FromObject(exporter), mr, sink
+        landing.export, landing.mr, landing.namer = PyMemoryView_FromObject(exporter), mr, namer
         landing.want = self.wants.name(<uintptr_t>at, min(length, <size_t>WANT_BYTES_MAX), fixed)
         self.open.append(landing)
-        connection.credit_body_due()
+        credit_is_due(connection)
         return landing
 
-    cdef tuple say(self, Connection connection):
+    cdef tuple say(self, Sender connection):
         """The Wants for a Credit that goes now, their keys bound by requests that are posted ahead of it."""
         cdef list said = []
         cdef OurWant want
@@ -141,7 +146,7 @@ cdef class Landings:
             said.append(self.wants.say(want, key))
         return tuple(said)
 
-    cdef bint has_news(self, Connection connection):
+    cdef bint has_news(self, Sender connection):
         """Whether a Credit has something to say that it may say now."""
         return self.wants.unwant_due or (
             connection.operations < OPERATIONS and self.wants.next_to_say() is not None
@@ -156,7 +161,7 @@ cdef class Landings:
 
     # -- what comes -----------------------------------------------------------------------------------
 
-    cdef inline int came(self, Connection connection, uint32_t length) except -1:
+    cdef inline int came(self, Sender connection, uint32_t length) except -1:
         """A data frame has come."""
         self.wants.received(length)
         if self.open:
@@ -167,7 +172,7 @@ cdef class Landings:
                 self.not_used(connection)
         return 0
 
-    cdef Landing placed(self, Connection connection, uint32_t serial, uint64_t upto):
+    cdef Landing placed(self, Sender connection, uint32_t serial, uint64_t upto):
         """A Placed has come: `wants.target` and `wants.placed` say where bytes are. They may have to be copied out."""
         cdef Landing landing
         cdef OurWant want = self.wants.place(serial, upto)
@@ -178,7 +183,7 @@ cdef class Landings:
         self.next_pause = PAUSE_LEAST
         return landing
 
-    cdef int not_used(self, Connection connection) except -1:
+    cdef int not_used(self, Sender connection) except -1:
         """The peer sends into slots: grant as always, for so long."""
         self.unused += 1
         if self.unused >= UNUSED_MOST:
@@ -191,7 +196,7 @@ cdef class Landings:
             connection.engine.flush_later(connection)
         return 0
 
-    cdef int grant_instead(self, Connection connection) except -1:
+    cdef int grant_instead(self, Sender connection) except -1:
         """A slot is lent to the program: grant another one for it, if there is one that was not."""
         if self.withheld:
             self.withheld -= 1
@@ -200,7 +205,7 @@ cdef class Landings:
             connection.engine.wake_if_running()
         return 0
 
-    cdef uint32_t to_grant(self, Connection connection, uint32_t freed):
+    cdef uint32_t to_grant(self, Sender connection, uint32_t freed):
         """How many slots to grant after so many more have been posted."""
         cdef Ledger ledger = connection.ledger
         cdef uint32_t ahead = (ledger.grantable - ledger.received) & <uint32_t>0xFFFFFFFF
@@ -213,10 +218,9 @@ cdef class Landings:
 
     # -- letting go -----------------------------------------------------------------------------------
 
-    cdef int take_back(self, Connection connection) except -1:
-        """Nobody wants the memory any more: copy out what has been placed, and take the Wants back."""
+    cdef int take_back(self, Sender connection) except -1:
+        """Nobody wants the memory any more, and what has been placed is copied out: take the Wants back."""
         cdef Landing landing
-        connection.inbox.copy_out()
         if not self.open:
             return 0
         for landing in self.open:
@@ -224,10 +228,10 @@ cdef class Landings:
         self.wants.unwant()
         self.sweep(connection)
         if self.wants.unwant_due:
-            connection.credit_body_due()
+            credit_is_due(connection)
         return 0
 
-    cdef int sweep(self, Connection connection) except -1:
+    cdef int sweep(self, Sender connection) except -1:
         """Make the keys of Wants that are over invalid."""
         cdef Landing landing
         cdef bint room = not connection.broken and connection.qp_c != NULL
@@ -238,10 +242,10 @@ cdef class Landings:
                 self.let_go(landing)
             elif room and connection.operations < OPERATIONS:
                 landing.invalidating = True
-                connection.post_invalidate(landing, landing.window.ptr.rkey)
+                post_invalidation(connection, landing, landing.window.ptr.rkey)
         return 0
 
-    cdef int done(self, Connection connection, Landing landing) except -1:
+    cdef int done(self, Sender connection, Landing landing) except -1:
         """Its BIND_MW or its LOCAL_INV has completed."""
         if not landing.bound:
             landing.bound = True
@@ -256,12 +260,12 @@ cdef class Landings:
         if landing in self.open:
             self.open.remove(landing)
         landing.export = None
-        sink, landing.sink = landing.sink, None
-        if sink is not None:
-            (<Sink>sink).landed()
+        namer, landing.namer = landing.namer, None
+        if namer is not None:
+            (<Namer>namer).landed()
         return 0
 
-    cdef int end_keys(self, Connection connection) except -1:
+    cdef int end_keys(self, Sender connection) except -1:
         """Before the queue pair is destroyed: give the windows back. (rxe waits fifty seconds for bound ones.)"""
         cdef Landing landing
         cdef MW window

@@ -16,7 +16,7 @@ cdef class Leased:
     cdef object keeper              # what else keeps the bytes than a slot: `bytes` or a bytearray
     cdef char *data
     cdef Py_ssize_t length, exports
-    cdef Connection connection      # of the slot
+    cdef Receiver connection      # of the slot
     cdef Chunk chunk                # that it is in; None if there is no slot, or it has gone back
     cdef uint32_t slot
     cdef bint ended                 # the block has
@@ -34,7 +34,7 @@ cdef class Leased:
             except (RuntimeError, AttributeError):
                 self.give_back()    # the loop, or the engine, has ended
 
-    cdef int take_slot(self, Connection connection) except -1:
+    cdef int take_slot(self, Receiver connection) except -1:
         """Take what is left of the inbox's first entry."""
         cdef ready_slot *entry = connection.inbox.at(0)
         self.data = entry.data + connection.inbox.offset
@@ -54,7 +54,7 @@ cdef class Leased:
 
     def give_back(self):
         """The slot may be posted again."""
-        cdef Connection connection = self.connection
+        cdef Receiver connection = self.connection
         cdef Chunk chunk = self.chunk
         self.connection = self.chunk = None
         if chunk is None:

@@ -11,7 +11,7 @@
 # `early`. `greeted` is when delivery begins: what connection_made() has scheduled has run.
 
 
-cdef int attach_connection(Connection connection, _Engine engine, object context, uint32_t slot_bytes,
+cdef int attach_connection(Receiver connection, _Engine engine, object context, uint32_t slot_bytes,
                            uint32_t data_slots, object shared_slots, object first_bytes) except -1:
     """Take memory and a place in `engine`."""
     if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:
@@ -29,10 +29,9 @@ cdef int attach_connection(Connection connection, _Engine engine, object context
             engine, data_slots + CONTROL_RESERVE, min(slot_bytes, first_bytes or slot_bytes), slot_bytes)
         connection.repost_at = (data_slots + 1) // 2
     else:
-        ring = engine.shared_ring(slot_bytes, data_slots, shared_slots)
-        ring.join()
+        ring = ring_with_room(engine, slot_bytes, data_slots, shared_slots)
+        ring.join(&connection.share)
         connection.shared = ring
-        connection.aim = ring.own
         connection.repost_at = 1
     connection.engine = engine
     engine.unsolicited += 1     # until the peer says what it does
@@ -41,7 +40,7 @@ cdef int attach_connection(Connection connection, _Engine engine, object context
     return 0
 
 
-cdef int start_receiving(Connection connection, QP qp) except -1:
+cdef int start_receiving(Receiver connection, QP qp) except -1:
     """Post the whole receive ring."""
     connection.qp = qp
     connection.qp_c = qp.ptr
@@ -53,7 +52,7 @@ cdef int start_receiving(Connection connection, QP qp) except -1:
     return 0
 
 
-cdef int agree_on(Connection connection, Ledger ledger, uint32_t frame_bytes, uint32_t depth, bint solicits) except -1:
+cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint32_t depth, bint solicits) except -1:
     """Both sides' geometry is known."""
     if not solicits:
         connection.engine.rouse(connection.queue)   # to be armed for all
@@ -71,7 +70,7 @@ cdef int agree_on(Connection connection, Ledger ledger, uint32_t frame_bytes, ui
     return 0
 
 
-cdef int open_connection(Connection connection, object protocol, bint buffered, bint may_send) except -1:
+cdef int open_connection(Receiver connection, object protocol, bint buffered, bint may_send) except -1:
     """Delivery and sending may begin."""
     has_engine(connection)
     connection.may_send = connection.may_send or may_send
@@ -90,13 +89,13 @@ cdef int open_connection(Connection connection, object protocol, bint buffered, 
     return 0
 
 
-cdef int has_engine(Connection connection) except -1:
+cdef int has_engine(Receiver connection) except -1:
     if connection.engine is None:
         raise RuntimeError("this connection has no engine yet")
     return 0
 
 
-cdef int hear_early_frames(Connection connection) except -1:
+cdef int hear_early_frames(Receiver connection) except -1:
     """The control frames that came before connection_made()."""
     early, connection.early = connection.early, None
     for kind, body, granted in early or ():
@@ -108,7 +107,7 @@ cdef int hear_early_frames(Connection connection) except -1:
     return 0
 
 
-cdef int choose_sink(Connection connection, object protocol, bint buffered) except -1:
+cdef int choose_sink(Receiver connection, object protocol, bint buffered) except -1:
     """Look the protocol's callbacks up once, not once a message."""
     cdef Sink before = connection.sink
     into = getattr(protocol, "_rdma_sink", None)

@@ -49,7 +49,7 @@ cdef class Operation:
         operation.future = future
         return operation
 
-    def post(self, Connection connection not None):
+    def post(self, connection):
         """Post it beside the frames of a stream; False if there is no room now."""
         return connection.post_operation(self)
 

@@ -160,7 +160,7 @@ cdef class OwnRing:
                 total += (<Bank>bank).pool.chunk_bytes
         return total
 
-    cdef int post_all(self, Connection connection) except -1:
+    cdef int post_all(self, Member connection) except -1:
         cdef uint32_t i
         for i in range(self.slots):
             self.post_later(connection, 2 * i)
@@ -168,7 +168,7 @@ cdef class OwnRing:
                 self.post(connection)
         return self.post(connection)
 
-    cdef int post_later(self, Connection connection, uint32_t slot) except -1:
+    cdef int post_later(self, Member connection, uint32_t slot) except -1:
         """Post a consumed slot's receive again, where slots are now."""
         cdef _Engine engine = self.engine
         cdef uint32_t n = engine.recv_count, i = slot >> 1
@@ -196,7 +196,7 @@ cdef class OwnRing:
         engine.recv_count = n + 1
         return 0
 
-    cdef int post(self, Connection connection) except -1:
+    cdef int post(self, Member connection) except -1:
         cdef verbs.ibv_recv_wr *bad = NULL
         cdef uint32_t count = self.engine.recv_count
         self.engine.recv_count = 0

@@ -24,6 +24,9 @@ cdef class StreamEngine(_Engine):
     switches it off.
     """
 
+    cdef readonly GrownRings grown
+    cdef readonly KeepAlive alive
+
     def __cinit__(self, loop, notifier, Context context, busy_poll=None):
         self.set_busy_poll(busy_poll)
         self.grown = GrownRings(self)
@@ -38,6 +41,17 @@ cdef class StreamEngine(_Engine):
     def set_place_bytes(self, size_t least):
         """Copy reads of less than `least` bytes; those of less than PLACE_BYTES are copied in any case."""
         self.place_bytes = max(least, <size_t>PLACE_BYTES)
+
+    cdef int expel(self, Member connection) except -1:
+        self.grown.remove(<Receiver>connection)
+        return _Engine.expel(self, connection)
+
+    cdef int shrink_later(self, Member connection) except -1:
+        return self.grown.add(<Receiver>connection)
+
+    cdef int run_by_hand(self, bint by_hand) except -1:
+        _Engine.run_by_hand(self, by_hand)
+        return self.alive.run_by_hand(by_hand)
 
     # -- queues --------------------------------------------------------------------------------------
 
@@ -120,7 +134,7 @@ cdef class StreamEngine(_Engine):
 
     def lose_queue(self, CQ cq, error):
         """A completion queue has failed for good (it was overrun, say), and with it all connections on it."""
-        cdef Connection connection
+        cdef Receiver connection
         if cq not in self.cqs:
             return
         self.unwatch(cq)
@@ -159,14 +173,14 @@ cdef class StreamEngine(_Engine):
 
     cdef int deliver_all(self) except -1:
         cdef list ready = self.ready
-        cdef Connection connection
+        cdef Receiver connection
         cdef Py_ssize_t i = 0, n = len(ready)
         if n == 0:
             return 0
         self.ready = []
         try:
             while i < n:
-                connection = ready[i]
+                connection = <Receiver>ready[i]
                 i += 1
                 if connection.attached:
                     connection.listed = False
@@ -184,14 +198,14 @@ cdef class StreamEngine(_Engine):
 
     cdef int flush_all(self) except -1:
         cdef list dirty = self.dirty
-        cdef Connection connection
+        cdef Receiver connection
         cdef Py_ssize_t i = 0, n = len(dirty)
         if n == 0:
             return 0
         self.dirty = []
         try:
             while i < n:
-                connection = dirty[i]
+                connection = <Receiver>dirty[i]
                 i += 1
                 if connection.attached:
                     connection.dirty = False
@@ -211,7 +225,7 @@ cdef class StreamEngine(_Engine):
 
         Others' traffic may see to it that some always are; then the older ones have been seen at least.
         """
-        cdef Connection connection
+        cdef Receiver connection
         cdef bint drained
         if not self.failed or self.by_hand:     # by hand: the loop will report them
             return 0

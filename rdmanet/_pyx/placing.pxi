@@ -4,8 +4,13 @@
 # there by one RDMA WRITE, with a Placed frame behind it in the same call. That takes one credit, as a data frame does.
 # The WRITE also carries what is in the open frame, which comes before. What the peer places here: landing.pxi.
 
+cdef enum:
+    PLACE_CHUNK = 1 << 20       # of one WRITE, so that progress shows
+    MUCH_BYTES = 32 << 20       # more than the caches hold: the embedded device copies such a read's bytes past them
+    MUCH_CHUNK = 4 << 20        # and of one WRITE then: the reader wakes up for each
 
-cdef bint readable_in_place(Connection connection, object first, uint32_t *lkey) except -1:
+
+cdef bint readable_in_place(Sender connection, object first, uint32_t *lkey) except -1:
     """Whether the device can read a chunk of the backlog where it lies, and by which key."""
     cdef MR mr
     if connection.engine.implicit_lkey_valid:
@@ -24,7 +29,7 @@ cdef bint is_much(_Engine engine, PeerWant want):
     return engine.of_much != 0 and want.length >= MUCH_BYTES
 
 
-cdef bint place_next(Connection connection) except -1:
+cdef bint place_next(Sender connection) except -1:
     """Write what comes next where the peer wants it, if that pays: the open frame and what is behind it."""
     cdef PeerWant want = connection.peer_wants.current()
     cdef object first
@@ -49,7 +54,7 @@ cdef bint place_next(Connection connection) except -1:
     return True
 
 
-cdef int chain_placing(Connection connection, PeerWant want, object owner, const char *data, uint32_t length,
+cdef int chain_placing(Sender connection, PeerWant want, object owner, const char *data, uint32_t length,
                        uint32_t lkey) except -1:
     """Add a WRITE of the open frame's bytes and of `length` bytes of `owner`, and its Placed, to the chain."""
     cdef _Engine engine = connection.engine
@@ -106,11 +111,3 @@ cdef int chain_placing(Connection connection, PeerWant want, object owner, const
         connection.sent_ns = connection.engine.window.looked_ns
     connection.bytes_placed += total
     return post_sends(connection)
-
-
-cdef int take_memory_back(Connection connection) except -1:
-    """Reads that named memory are given up. The peer has to answer before it is theirs again."""
-    connection.landings.take_back(connection)
-    if connection.landings.wants.unanswered and connection.owner is not None:
-        connection.owner.memory_taken_back()
-    return 0

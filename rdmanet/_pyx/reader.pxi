@@ -242,7 +242,7 @@ cdef class DrainRequest(Immediate):
         self.writer = writer
 
     cdef object begin(self):
-        cdef Connection connection = self.writer._connection
+        cdef Receiver connection = self.writer._connection
         cdef IntoReader into = self.writer._into
         if connection.writable and not connection.protocol_paused and into.error() is None:
             return None

@@ -163,7 +163,7 @@ cdef class ReadRequest(Immediate):
 
     cdef int look_for_memory(self) except -1:
         """Is it memory where the peer may place bytes, and is that expected to pay?"""
-        cdef Connection connection = self.sink.connection
+        cdef Receiver connection = self.sink.connection
         cdef AllocatedMemory memory
         if (
             connection is None or connection.landings is None or <size_t>self.size < connection.engine.place_bytes
@@ -179,7 +179,7 @@ cdef class ReadRequest(Immediate):
     cdef int name_rest(self, bint has_nothing) except -1:
         """Let the peer know where the rest of this read is wanted, if it may then place much."""
         cdef IntoReader sink = self.sink
-        cdef Connection connection = sink.connection
+        cdef Receiver connection = sink.connection
         cdef size_t rest = <size_t>(self.size - self.have), granted, least
         if connection is None or not connection.attached or self.placed.landing is not None:
             return 0
@@ -204,7 +204,7 @@ cdef class ReadRequest(Immediate):
 
     cdef int take_back(self) except -1:
         """The read is to end without the bytes that may yet be placed."""
-        cdef Connection connection = self.sink.connection
+        cdef Receiver connection = self.sink.connection
         if self.has_landing() and not self.placed.landing.taken_back and connection is not None:
             take_memory_back(connection)
         return 0

@@ -17,7 +17,7 @@ cdef enum:
     NO_FRAME_FLAGS = verbs.IBV_WC_WITH_IMM | verbs.IBV_WC_WITH_INV
 
 
-cdef int receive_frame(Connection connection, verbs.ibv_wc *wc) except -1:
+cdef int receive_frame(Receiver connection, verbs.ibv_wc *wc) except -1:
     """A frame lies in the slot that wc names. Raises ProtocolError for what no correct peer sends."""
     cdef uint32_t slot = <uint32_t>(wc.wr_id & LOW_MASK), byte_len = wc.byte_len
     cdef frame_header header
@@ -77,7 +77,7 @@ cdef int receive_frame(Connection connection, verbs.ibv_wc *wc) except -1:
     return 0
 
 
-cdef int receive_placed(Connection connection, uint32_t slot, placed_body *body) except -1:
+cdef int receive_placed(Receiver connection, uint32_t slot, placed_body *body) except -1:
     """The peer has placed bytes where we wanted them, or where we did until a moment ago."""
     cdef Landings landings = connection.landings
     cdef Landing landing
@@ -93,7 +93,7 @@ cdef int receive_placed(Connection connection, uint32_t slot, placed_body *body)
     return landings.sweep(connection)
 
 
-cdef inline int check_size(Connection connection, uint32_t slot, uint32_t byte_len) except -1:
+cdef inline int check_size(Receiver connection, uint32_t slot, uint32_t byte_len) except -1:
     """Raise ProtocolError for a completion of something else than what was posted."""
     if connection.shared is not None:
         if slot < connection.shared.most and byte_len <= HEADER + connection.slot_bytes:
@@ -105,22 +105,12 @@ cdef inline int check_size(Connection connection, uint32_t slot, uint32_t byte_l
     return refuse_size(connection, slot, byte_len)
 
 
-cdef int refuse_size(Connection connection, uint32_t slot, uint32_t byte_len) except -1:
+cdef int refuse_size(Receiver connection, uint32_t slot, uint32_t byte_len) except -1:
     room = connection.slot_bytes
     if connection.shared is None and connection.own.has(slot):
         room = connection.own.room(slot)
     raise ProtocolError(f"a completion of {byte_len} bytes in a receive of {HEADER + room}")
 
 
-cdef inline char *slot_at(Connection connection, uint32_t slot) noexcept:
+cdef inline char *slot_at(Receiver connection, uint32_t slot) noexcept:
     return connection.own.at(slot) if connection.shared is None else connection.shared.slots[slot].address
-
-
-cdef int hear_slot_size(Connection connection, uint32_t number, uint32_t slot_bytes) except -1:
-    connection.peer_slots.hear(number, slot_bytes)
-    connection.frame_bytes = min(connection.peer_slots.limit, connection.slot_bytes)
-    if connection.fill > connection.frame_bytes:
-        # They have shrunk: what is in the open frame goes out in several.
-        connection.backlog.put_first(PyBytes_FromStringAndSize(open_frame(connection) + HEADER, connection.fill))
-        connection.fill = 0
-    return connection.engine.flush_later(connection)

@@ -11,7 +11,7 @@ cdef enum:
     SIGNAL_EVERY = 4            # at most so many data frames without a signaled completion
 
 
-cdef int pump(Connection connection, bint flush) except -1:
+cdef int pump(Sender connection, bint flush) except -1:
     """Post what credits and slots allow; a frame that is not full only when `flush`."""
     cdef _Engine engine = connection.engine
     cdef object first
@@ -53,7 +53,7 @@ cdef int pump(Connection connection, bint flush) except -1:
     return 0
 
 
-cdef int chain_data(Connection connection, object owner, const char *data, uint32_t length, uint32_t lkey) except -1:
+cdef int chain_data(Sender connection, object owner, const char *data, uint32_t length, uint32_t lkey) except -1:
     """Add a DATA frame to the chain: the open frame, or `length` bytes of `owner` where they lie."""
     cdef _Engine engine = connection.engine
     cdef char *frame = open_frame(connection)
@@ -93,7 +93,7 @@ cdef int chain_data(Connection connection, object owner, const char *data, uint3
     return 0
 
 
-cdef int post_control(Connection connection, uint32_t kind, bytes body) except -1:
+cdef int post_control(Sender connection, uint32_t kind, bytes body) except -1:
     cdef char *frame = connection.controls + (connection.controls_posted % CONTROL_RESERVE) * CONTROL_BYTES
     cdef verbs.ibv_send_wr *wr
     cdef size_t length = PyBytes_GET_SIZE(body)
@@ -113,7 +113,7 @@ cdef int post_control(Connection connection, uint32_t kind, bytes body) except -
     return connection.engine.wake_if_running()    # no event tells that it has completed
 
 
-cdef bint post_control_if_allowed(Connection connection, uint32_t kind, bytes body) except -1:
+cdef bint post_control_if_allowed(Sender connection, uint32_t kind, bytes body) except -1:
     """Post a control frame, if the ledger and the memory for them permit; whether it did."""
     if not may_post(connection) or not connection.ledger.may_send(kind):
         return False
@@ -125,7 +125,7 @@ cdef bint post_control_if_allowed(Connection connection, uint32_t kind, bytes bo
     return True
 
 
-cdef int say_held_abort(Connection connection) except -1:
+cdef int say_held_abort(Sender connection) except -1:
     """The peer's first frame has come, so we may send."""
     cdef bytes body = connection.held_abort
     if body is not None:
@@ -136,7 +136,27 @@ cdef int say_held_abort(Connection connection) except -1:
     return 0
 
 
-cdef inline bint send_queue_has_room(Connection connection):
+cdef int credit_is_due(Sender connection) except -1:
+    """There is news of regions, or of direct placement: say it as soon as a Credit may go."""
+    connection.body_due = True
+    if connection.attached and connection.opened:
+        connection.engine.flush_later(connection)
+        connection.engine.wake()
+    return 0
+
+
+cdef int hear_slot_size(Sender connection, uint32_t number, uint32_t slot_bytes) except -1:
+    """The peer says that its slots have another size from its receive of this number on."""
+    connection.peer_slots.hear(number, slot_bytes)
+    connection.frame_bytes = min(connection.peer_slots.limit, connection.slot_bytes)
+    if connection.fill > connection.frame_bytes:
+        # They have shrunk: what is in the open frame goes out in several.
+        connection.backlog.put_first(PyBytes_FromStringAndSize(open_frame(connection) + HEADER, connection.fill))
+        connection.fill = 0
+    return connection.engine.flush_later(connection)
+
+
+cdef inline bint send_queue_has_room(Sender connection):
     return (
         connection.posted - connection.done < connection.data_slots
         and (connection.frames != NULL or borrow_frames(connection))

@@ -11,7 +11,7 @@ cdef enum:
     WARM_MOST = 64                  # connections that keep it though nothing is in flight, until the engine sleeps
 
 
-cdef bint borrow_frames(Connection connection):
+cdef bint borrow_frames(Sender connection):
     """Whether there is memory to send from now; if not, `settle` comes when there may be."""
     cdef _Engine engine = connection.engine
     try:
@@ -26,7 +26,7 @@ cdef bint borrow_frames(Connection connection):
     return True
 
 
-cdef inline bint nothing_in_flight(Connection connection) noexcept:
+cdef inline bint nothing_in_flight(Sender connection) noexcept:
     """Whether the memory that it sends from has nothing in it."""
     return (
         connection.chunk is not None and connection.fill == 0
@@ -34,8 +34,8 @@ cdef inline bint nothing_in_flight(Connection connection) noexcept:
     )
 
 
-cdef int return_frames(Connection connection) except -1:
-    cdef Connection waiting
+cdef int return_frames(Sender connection) except -1:
+    cdef Sender waiting
     connection.frames = connection.controls = NULL
     chunk, connection.chunk = connection.chunk, None
     connection.sends.give(chunk)
@@ -47,7 +47,7 @@ cdef int return_frames(Connection connection) except -1:
     return 0
 
 
-cdef int keep_warm(_Engine engine, Connection connection) except -1:
+cdef int keep_warm(_Engine engine, Sender connection) except -1:
     """Nothing of it is in flight; likely it sends again soon. If too many keep memory, the eldest gives it back."""
     cool_down(engine, WARM_MOST - 1)
     connection.warm = True
@@ -57,7 +57,7 @@ cdef int keep_warm(_Engine engine, Connection connection) except -1:
 
 cdef int cool_down(_Engine engine, Py_ssize_t most) except -1:
     """Let all but so many give back what they send from."""
-    cdef Connection connection
+    cdef Sender connection
     while len(engine.warm) > most:
         connection = engine.warm.pop(0)
         connection.warm = False

@@ -14,7 +14,7 @@ cdef Py_ssize_t find_separator(IntoReader into, bytes separator, size_t start) e
     cdef const char *sep = PyBytes_AS_STRING(separator)
     cdef size_t length = <size_t>PyBytes_GET_SIZE(separator), base = 0, size
     cdef size_t last = start + length - 1       # where its last byte may be, at the earliest
-    cdef Connection connection = into.connection
+    cdef Receiver connection = into.connection
     cdef Inbox inbox
     cdef ready_slot *entry
     cdef Py_ssize_t at

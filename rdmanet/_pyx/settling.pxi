@@ -2,7 +2,7 @@
 # flushes says that it is due, by a call of `deliver_later` or `flush_later`; only the pass does it.
 
 
-cdef int settle(Connection connection) except -1:
+cdef int settle(Receiver connection) except -1:
     """Send everything that may go now: what was written, then what control frames are due."""
     if connection.fill or connection.backlog.size:
         pump(connection, True)

@@ -51,6 +51,10 @@ cdef struct shared_slot:
     uint32_t lkey
     bint posted
 
+cdef struct ring_share:             # what a connection has of the data slots
+    uint32_t aim                    # how many it is to have,
+    uint32_t borrowed               # and how many of the common ones it has been promised, or holds
+
 
 @cython.no_gc_clear
 cdef class SharedRing:
@@ -118,7 +122,7 @@ cdef class SharedRing:
     cdef bint has_room(self):
         return self.members < self.room and self.lost < SHARED_LOST and self.cq in self.engine.cqs
 
-    cdef int join(self) except -1:
+    cdef int join(self, ring_share *share) except -1:
         """Post the slots that a connection may be promised. Call it before the queue pair is created."""
         self.members += 1
         try:
@@ -126,6 +130,7 @@ cdef class SharedRing:
         except BaseException:
             self.members -= 1
             raise
+        share.aim = self.own
         return 0
 
     cdef int make_enough(self) except -1:
@@ -153,9 +158,8 @@ cdef class SharedRing:
             self.post_later(i)
         return self.post()
 
-    cdef int part(self, Connection connection) except -1:
+    cdef int part(self, uint32_t qp_num, bint is_amid_a_message) except -1:
         """Take back the slots of a connection whose queue pair was set to ERR and is about to be destroyed."""
-        cdef uint32_t qp_num = connection.qp_c.qp_num
         cdef uint32_t left, i
         cdef int n
         for i in range(<uint32_t>self.engine.completion_next, <uint32_t>self.engine.completion_count):
@@ -178,7 +182,7 @@ cdef class SharedRing:
         if self.kept_next < self.kept_count:
             self.engine.keeping = True
             self.engine.wake_if_running()
-        if may_be_amid_a_message(connection):
+        if is_amid_a_message:
             self.write_off()
         return 0
 
@@ -211,13 +215,13 @@ cdef class SharedRing:
             self.kept_size = 2 * (self.kept_count + count)
         return 0
 
-    cdef int leave(self, Connection connection) except -1:
+    cdef int leave(self, ring_share *share, Inbox inbox) except -1:
         """After the queue pair is destroyed: forget what was promised, and take back the slots that it held."""
-        while connection.inbox.count:
-            connection.inbox.first_consumed()
-        self.take_back(connection)
-        self.left += connection.borrowed
-        connection.borrowed = 0
+        while inbox.count:
+            inbox.first_consumed()
+        self.take_back(inbox)
+        self.left += share.borrowed
+        share.borrowed = 0
         self.members -= 1
         if self.members == 0 and (self.lost or self.made > SHARED_GROWTH + self.common):
             self.engine.empty_rings = True
@@ -237,22 +241,6 @@ cdef class SharedRing:
         return 0
 
     # -- completions -------------------------------------------------------------------------------------
-
-    cdef int received(self, verbs.ibv_wc *wc) except -1:
-        """Handle a completed receive of any of the connections."""
-        cdef uint32_t slot = <uint32_t>(wc.wr_id & LOW_MASK)
-        cdef int64_t index = self.numbers.find(wc.qp_num)
-        cdef Connection connection = self.engine.table[index] if index >= 0 else None
-        self.came(slot)
-        if connection is None:
-            self.engine.stale += 1
-            self.post_again(slot)
-            return self.post()
-        stream_completed(connection, wc)
-        if not self.slots[slot].posted and not connection.inbox.ends_with(slot):
-            self.post_again(slot)   # it was refused, or failed
-            self.post()
-        return 0
 
     cdef inline void came(self, uint32_t slot) noexcept:
         self.slots[slot].posted = False
@@ -292,53 +280,48 @@ cdef class SharedRing:
 
     # -- promises ----------------------------------------------------------------------------------------
 
-    cdef int take_back(self, Connection connection) except -1:
+    cdef int take_back(self, Inbox inbox) except -1:
         """Post consumed slots again, for the connection that needs them next."""
         cdef uint32_t i
-        for i in range(connection.inbox.freed_count):
-            self.post_again(connection.inbox.freed[i])
-        connection.inbox.freed_count = 0
+        for i in range(inbox.freed_count):
+            self.post_again(inbox.freed[i])
+        inbox.freed_count = 0
         return self.post()
 
-    cdef int promise(self, Connection connection) except -1:
-        """Bytes of this connection were consumed: promise it what the rules above allow."""
-        cdef Ledger ledger = connection.ledger
+    cdef int promise(self, ring_share *share, Ledger ledger, uint32_t held, bint is_to_be_placed) except -1:
+        """Bytes of a connection were consumed, which holds so many slots: promise it what the rules above allow.
+
+        `is_to_be_placed`: its peer is to place the bytes to come (landing.pxi).
+        """
         cdef uint32_t unused = ledger.outstanding()
-        cdef uint32_t share = ((ledger.grantable - ledger.received) & <uint32_t>0xFFFFFFFF) + connection.inbox.held
+        cdef uint32_t has = ((ledger.grantable - ledger.received) & <uint32_t>0xFFFFFFFF) + held
         cdef uint32_t fresh = 0, more = 0
         if unused == 0:
-            connection.aim = min(2 * connection.aim, connection.data_slots)
-        elif 2 * unused > connection.aim and connection.aim > self.own:
-            connection.aim -= 1
-        if connection.landings is not None and connection.landings.expectant:
-            connection.aim = self.own   # the peer is to place the rest (landing.pxi)
-            if unused and share < self.own:
+            share.aim = min(2 * share.aim, self.data_slots)
+        elif 2 * unused > share.aim and share.aim > self.own:
+            share.aim -= 1
+        self.left += share.borrowed
+        share.borrowed = 0
+        if is_to_be_placed:
+            share.aim = self.own
+            if unused and has < self.own:
                 # It is granted more when it has used these up, and can be told where the rest is wanted.
-                self.left += connection.borrowed
-                connection.borrowed = 0
                 return 0
-        if share < self.own:
-            fresh = self.own - share
-            share = self.own
-        self.left += connection.borrowed
-        connection.borrowed = share - self.own
-        self.left -= connection.borrowed
-        if connection.aim > share and self.left > <int64_t>connection.borrowed:
-            more = min(connection.aim - share, <uint32_t>((self.left - connection.borrowed + 1) // 2))
-            connection.borrowed += more
+        if has < self.own:
+            fresh = self.own - has
+            has = self.own
+        share.borrowed = has - self.own
+        self.left -= share.borrowed
+        if share.aim > has and self.left > <int64_t>share.borrowed:
+            more = min(share.aim - has, <uint32_t>((self.left - share.borrowed + 1) // 2))
+            share.borrowed += more
             self.left -= more
         return ledger.slots_freed(fresh + more)
 
     def stats(self):
         """Counts of its slots. `needed` is what the invariant compares `posted` with."""
-        cdef Connection connection
-        cdef Ledger ledger
-        needed = 0
-        for connection in self.engine.connections:
-            if connection.shared is self:
-                ledger = connection.ledger
-                needed += SHARED_CONTROL
-                needed += self.own if ledger is None else (ledger.grantable - ledger.received) & 0xFFFFFFFF
+        needed = sum([SHARED_CONTROL + connection.promised for connection in self.engine.connections
+                      if connection.shared is self])
         return {
             "connections": self.members,
             "slots": self.made,
@@ -351,9 +334,15 @@ cdef class SharedRing:
         }
 
 
-cdef bint may_be_amid_a_message(Connection connection) noexcept:
-    """May its queue pair have taken a receive that will never complete? The embedded device gives them back."""
-    return (
-        connection.ledger is not None and not connection.ledger.fin_received
-        and not connection.engine.pd.context.library.embedded_device
-    )
+cdef SharedRing ring_with_room(_Engine engine, uint32_t slot_bytes, uint32_t data_slots, uint32_t common):
+    """A shared ring of the engine's with room for one more connection."""
+    cdef SharedRing ring
+    cdef list rings = engine.shared_rings
+    for ring in rings:
+        if ring is not None and ring.serves(slot_bytes, data_slots, common) and ring.has_room():
+            return ring
+    number = rings.index(None) if None in rings else len(rings)
+    ring = SharedRing(engine, slot_bytes, data_slots, common, number)
+    rings[number:number + 1] = [ring]
+    engine.add_queue(ring.cq, ring.cq.ptr.cqe)    # nobody else's
+    return ring

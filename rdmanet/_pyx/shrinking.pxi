@@ -29,14 +29,14 @@ cdef class GrownRings:
         self.connections = {}
         self.idle_s = IDLE_S
 
-    cdef int add(self, Connection connection) except -1:
+    cdef int add(self, Receiver connection) except -1:
         connection.own.seen = connection.own.sizes.received
         if not connection.own.grown:
             connection.own.grown = True
             self.connections[connection] = None
         return self.arm()
 
-    cdef int remove(self, Connection connection) except -1:
+    cdef int remove(self, Receiver connection) except -1:
         if connection.own is not None and connection.own.grown:
             connection.own.grown = False
             self.connections.pop(connection, None)
@@ -58,7 +58,7 @@ cdef class GrownRings:
     def look(self):
         """The timer has ended: shrink what is idle, and look at the rest again."""
         cdef _Engine engine = self.engine
-        cdef Connection connection
+        cdef Receiver connection
         self.timer = None
         if engine.closed or engine.pid != verbs.rn_pid:
             return

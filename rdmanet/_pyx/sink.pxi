@@ -2,7 +2,7 @@
 # inbox to whoever wants them, and gives consumed slots back. It may call the application, which may do anything, also
 # end the connection or choose another sink.
 #
-# A new kind of sink is a class here, and a line in `choose_sink` (opening.pxi).
+# The base class is in receiver.pxi. A new kind of sink is a class here, and a line in `choose_sink` (opening.pxi).
 
 cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
@@ -11,28 +11,6 @@ cdef extern from "Python.h":
 cdef enum:
     GATHER_BYTES = 65536        # larger fresh `bytes` cost page faults (malloc's mmap threshold)
     TLS_BYTES = 262144          # as much as SSLProtocol takes at a time; then it may pause reading
-
-
-cdef class Sink:
-    """One of a connection's protocol; see the kinds below."""
-
-    cdef str callback           # the protocol's method that is to blame for an exception
-
-    cdef bint take(self, Connection connection) except -1:
-        """Move bytes; false if it wants none of what is left, and will take that itself when it does."""
-        raise NotImplementedError
-
-    cdef int ends(self, Connection connection) except -1:
-        """The slots are about to go: save what is unread, if that is to outlive the connection."""
-        return 0
-
-    cdef int leaves(self, Connection connection) except -1:
-        """The connection has ended, or has another sink."""
-        return 0
-
-    cdef int landed(self) except -1:
-        """The peer cannot write any more to memory that this sink has named (landing.pxi)."""
-        return 0
 
 
 @cython.final
@@ -45,7 +23,7 @@ cdef class DataReceived(Sink):
         self.callback = "data_received"
         self.data_received = getattr(protocol, "data_received", None)
 
-    cdef bint take(self, Connection connection) except -1:
+    cdef bint take(self, Receiver connection) except -1:
         cdef Inbox inbox = connection.inbox
         cdef ready_slot *entry
         cdef uint32_t total = 0, count = 0
@@ -88,7 +66,7 @@ cdef class IntoBuffer(Sink):
     cdef bint asks_ahead        # the protocol does not forbid it
     cdef object ahead           # what get_buffer(-1) returned, while nothing has come
     cdef Landing landing        # what of that the peer was asked to write to
-    cdef Connection connection  # while there is one
+    cdef Receiver connection  # while there is one
     cdef size_t burst           # bytes, since the peer had no more to send
 
     def __cinit__(self, protocol):
@@ -97,7 +75,7 @@ cdef class IntoBuffer(Sink):
         self.buffer_updated = protocol.buffer_updated
         self.asks_ahead = bool(getattr(protocol, "rdma_get_buffer_ahead", True))
 
-    cdef bint take(self, Connection connection) except -1:
+    cdef bint take(self, Receiver connection) except -1:
         cdef Inbox inbox = connection.inbox
         cdef Py_buffer view
         cdef ready_slot *entry
@@ -148,19 +126,19 @@ cdef class IntoBuffer(Sink):
             PyContext_Exit(connection.context)
         return True
 
-    cdef bint is_dry(self, Connection connection) noexcept:
+    cdef bint is_dry(self, Receiver connection) noexcept:
         """Whether the next byte of the stream is the next one for this protocol, and it wants it."""
         return (
             connection.sink is self and connection.attached and connection.may_deliver and not connection.discarding
             and not connection.broken and connection.inbox.count == 0
         )
 
-    cdef AllocatedMemory memory_of(self, Connection connection, Py_buffer *view):
+    cdef AllocatedMemory memory_of(self, Receiver connection, Py_buffer *view):
         """That in which the peer may place bytes, or None."""
         cdef size_t size = <size_t>view.len
         return memory_at(<char *>view.buf, size) if size >= connection.engine.place_bytes else None
 
-    cdef int ask_ahead(self, Connection connection) except -1:
+    cdef int ask_ahead(self, Receiver connection) except -1:
         """Have the peer place what it sends next."""
         cdef Landings landings = connection.landings
         cdef AllocatedMemory memory
@@ -192,7 +170,7 @@ cdef class IntoBuffer(Sink):
             self.connection.engine.wake_if_running()
         return 0
 
-    cdef int leaves(self, Connection connection) except -1:
+    cdef int leaves(self, Receiver connection) except -1:
         self.ahead = self.landing = self.connection = None
         return 0
 
@@ -208,7 +186,7 @@ cdef class IntoTls(Sink):
         self.write = protocol._incoming.write
         self.buffer_updated = protocol.buffer_updated
 
-    cdef bint take(self, Connection connection) except -1:
+    cdef bint take(self, Receiver connection) except -1:
         cdef Inbox inbox = connection.inbox
         cdef ready_slot *entry
         cdef size_t taken = 0

@@ -41,7 +41,7 @@ cdef Totals begin_count(_Engine engine):
     return _totals.setdefault(engine.pd.context.name, Totals())
 
 
-cdef void count_connection(Connection connection, Totals totals) noexcept:
+cdef void count_connection(Receiver connection, Totals totals) noexcept:
     """Add what a connection has counted, when it leaves its engine."""
     add_counters(connection, &totals.accepting if connection.accepted else &totals.connecting)
 
@@ -57,7 +57,7 @@ cdef void count_engine(_Engine engine, engine_sums *sums) noexcept:
     sums.ns_polling += engine.window.polled_ns
 
 
-cdef void add_counters(Connection connection, connection_sums *sums) noexcept:
+cdef void add_counters(Receiver connection, connection_sums *sums) noexcept:
     sums.opened += connection.opened
     sums.bytes_sent += connection.bytes_sent
     sums.bytes_received += connection.bytes_received
@@ -70,7 +70,7 @@ cdef void add_counters(Connection connection, connection_sums *sums) noexcept:
     sums.ns_without_credits += ns_without_credits(connection)
 
 
-cdef int add_live(Connection connection, connection_sums *sums) except -1:
+cdef int add_live(Receiver connection, connection_sums *sums) except -1:
     cdef size_t unsent = connection.fill + connection.backlog.size + connection.backlog.lent
     add_counters(connection, sums)
     if not connection.opened:
@@ -91,7 +91,7 @@ cdef int add_live(Connection connection, connection_sums *sums) except -1:
 cdef int add_engine(_Engine engine, connection_sums *connecting, connection_sums *accepting,
                     engine_sums *sums) except -1:
     """Add what lives: an engine and its connections."""
-    cdef Connection connection
+    cdef Receiver connection
     sums.engines += 1
     count_engine(engine, sums)
     for connection in engine.table:

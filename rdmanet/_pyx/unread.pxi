@@ -26,7 +26,7 @@ cdef enum:
 cdef class IntoReader(Sink):
     """Where an RdmaStreamReader's bytes go, and what is unread."""
 
-    cdef Connection connection          # None before there is one and after it has ended
+    cdef Receiver connection          # None before there is one and after it has ended
     cdef object aside                   # bytearray
     cdef ReadRequest reading            # who waits, or None
     cdef object waiter                  # what somebody has set StreamReader._waiter to
@@ -50,7 +50,7 @@ cdef class IntoReader(Sink):
 
     cdef inline bint has_slots(self) noexcept:
         """Whether there are bytes in slots that may be taken."""
-        cdef Connection connection = self.connection
+        cdef Receiver connection = self.connection
         return (
             connection is not None and connection.attached and connection.inbox.count and connection.may_deliver
             and connection.opened and connection.engine.pid == verbs.rn_pid
@@ -72,7 +72,7 @@ cdef class IntoReader(Sink):
 
     cdef int take_into(self, char *to, size_t n) except -1:
         """Move the first `n` bytes, which are there, to `to`. If that memory is gone, none is moved."""
-        cdef Connection connection = self.connection
+        cdef Receiver connection = self.connection
         cdef Inbox inbox
         cdef ready_slot *entry
         cdef size_t older = min(n, <size_t>PyByteArray_GET_SIZE(self.aside)), part, left
@@ -108,7 +108,7 @@ cdef class IntoReader(Sink):
 
     cdef int put_aside(self, uint32_t slots) except -1:
         """Move the first slots' bytes out of them."""
-        cdef Connection connection = self.connection
+        cdef Receiver connection = self.connection
         cdef Inbox inbox = connection.inbox
         cdef Py_ssize_t size = PyByteArray_GET_SIZE(self.aside), more = 0
         cdef ready_slot *entry
@@ -140,7 +140,7 @@ cdef class IntoReader(Sink):
 
     cdef Leased lend(self, size_t n):
         """The first bytes, at least `n`, which are there."""
-        cdef Connection connection = self.connection
+        cdef Receiver connection = self.connection
         cdef Leased leased = Leased.__new__(Leased)
         cdef ready_slot *entry
         if n and PyByteArray_GET_SIZE(self.aside) == 0:     # so they are in slots
@@ -164,7 +164,7 @@ cdef class IntoReader(Sink):
 
     # -- what comes ----------------------------------------------------------------------------------
 
-    cdef bint take(self, Connection connection) except -1:
+    cdef bint take(self, Receiver connection) except -1:
         cdef uint32_t before = connection.inbox.count, offset = connection.inbox.offset
         if self.reading is not None:
             self.reading.proceed()
@@ -178,7 +178,7 @@ cdef class IntoReader(Sink):
 
     cdef int make_room(self) except -1:
         """Put aside what keeps the peer from sending though it is less than asyncio's reader would hold."""
-        cdef Connection connection = self.connection
+        cdef Receiver connection = self.connection
         cdef Inbox inbox
         if not self.has_slots():
             return 0
@@ -189,12 +189,12 @@ cdef class IntoReader(Sink):
             self.put_aside(inbox.count)
         return 0
 
-    cdef int ends(self, Connection connection) except -1:
+    cdef int ends(self, Receiver connection) except -1:
         if self.connection is connection:
             self.put_all_aside()
         return 0
 
-    cdef int leaves(self, Connection connection) except -1:
+    cdef int leaves(self, Receiver connection) except -1:
         if self.connection is connection:
             self.connection = None
         return 0

@@ -20,7 +20,7 @@ cdef enum:
 cdef size_t GONE = <size_t>-1    # memory that was to be copied
 
 
-cdef int write_lines(Connection connection, object list_of_data) except -1:
+cdef int write_lines(Sender connection, object list_of_data) except -1:
     """Send all buffers of an iterable, in one step."""
     cdef list parts = list(list_of_data)
     cdef bint taken = False
@@ -47,14 +47,14 @@ cdef int write_lines(Connection connection, object list_of_data) except -1:
     return 0
 
 
-cdef inline bint may_write(Connection connection) except -1:
+cdef inline bint may_write(Sender connection) except -1:
     """Whether written bytes are taken; if not, the owner says why."""
     if connection.writable and connection.opened and (connection.qp is None or connection.qp.pid == verbs.rn_pid):
         return True
     return refuse_write(connection)
 
 
-cdef bint refuse_write(Connection connection) except -1:
+cdef bint refuse_write(Sender connection) except -1:
     """Returns False, unless it raises."""
     if connection.qp is not None and connection.qp.pid != verbs.rn_pid:
         raise RuntimeError(f"this connection was opened by process {connection.qp.pid}; open another after fork")
@@ -63,7 +63,7 @@ cdef bint refuse_write(Connection connection) except -1:
     return False
 
 
-cdef bint take_data(Connection connection, data) except -1:
+cdef bint take_data(Sender connection, data) except -1:
     """Put bytes into frames, or behind those that wait. False: there are none, or they are refused."""
     cdef Py_buffer view
     cdef Loan loan
@@ -85,7 +85,7 @@ cdef bint take_data(Connection connection, data) except -1:
         PyBuffer_Release(&view)
 
 
-cdef inline bint accept_bytes(Connection connection, object owner, const char *data, size_t size) except -1:
+cdef inline bint accept_bytes(Sender connection, object owner, const char *data, size_t size) except -1:
     """Take `size` bytes. `owner` is the exact `bytes` or the Loan that they are all of, or None: then copy."""
     cdef size_t taken = 0
     if not may_write(connection) or size == 0:
@@ -105,7 +105,7 @@ cdef inline bint accept_bytes(Connection connection, object owner, const char *d
     return True
 
 
-cdef inline int send_taken(Connection connection) except -1:
+cdef inline int send_taken(Sender connection) except -1:
     """Post what was taken, now or at the end of the engine's pass."""
     if connection.engine.in_pass:
         # Whoever runs now was called from a pass, which flushes before it ends.
@@ -130,7 +130,7 @@ cdef inline int send_taken(Connection connection) except -1:
     return 0
 
 
-cdef inline bint held_long(Connection connection) noexcept:
+cdef inline bint held_long(Sender connection) noexcept:
     """Whether a write is not one of a burst, or the last post is long ago. In bursts only some ask the clock."""
     cdef uint64_t now, gap
     connection.held += 1
@@ -145,7 +145,7 @@ cdef inline bint held_long(Connection connection) noexcept:
     )
 
 
-cdef inline bint sends_are_done(Connection connection) except -1:
+cdef inline bint sends_are_done(Sender connection) except -1:
     """Whether what was just posted has completed already, so that the engine, which sleeps, can go on sleeping."""
     return (
         not connection.engine.scheduled and connection.queue is not None and connection.queue.armed == ARMED_AND_EMPTY
@@ -154,7 +154,7 @@ cdef inline bint sends_are_done(Connection connection) except -1:
     )
 
 
-cdef inline int pause_if_full(Connection connection) except -1:
+cdef inline int pause_if_full(Sender connection) except -1:
     """Call pause_writing(), if it is due. This is the last step of a call: the protocol may do anything there."""
     if is_full_of_writes(connection) and not connection.protocol_paused and connection.owner is not None:
         connection.protocol_paused = True
@@ -162,12 +162,12 @@ cdef inline int pause_if_full(Connection connection) except -1:
     return 0
 
 
-cdef inline bint is_full_of_writes(Connection connection) noexcept:
+cdef inline bint is_full_of_writes(Sender connection) noexcept:
     """Whether a protocol is to pause writing."""
     return connection.backlog.loans > 0 or connection.fill + connection.backlog.size > connection.high_water_bytes
 
 
-cdef int set_write_limits(Connection connection, object high, object low) except -1:
+cdef int set_write_limits(Sender connection, object high, object low) except -1:
     """Change when the protocol is paused, and pause it if that is now."""
     if high is None:
         high = 65536 if low is None else 4 * low
@@ -182,7 +182,7 @@ cdef int set_write_limits(Connection connection, object high, object low) except
     return 0
 
 
-cdef int tell_room(Connection connection) except -1:
+cdef int tell_room(Sender connection) except -1:
     """Tell whom it concerns what has been posted. Never from `write`: resume_writing() writes."""
     if (
         connection.protocol_paused and connection.backlog.loans == 0
@@ -199,7 +199,7 @@ cdef int tell_room(Connection connection) except -1:
     return 0
 
 
-cdef int resume_if_discarded(Connection connection) except -1:
+cdef int resume_if_discarded(Sender connection) except -1:
     if (
         connection.protocol_paused and connection.backlog.loans == 0
         and not connection.writable and connection.owner is not None
@@ -209,7 +209,7 @@ cdef int resume_if_discarded(Connection connection) except -1:
     return 0
 
 
-cdef inline size_t copy_in(Connection connection, const char *data, size_t size, bint stays) except? 0:
+cdef inline size_t copy_in(Sender connection, const char *data, size_t size, bint stays) except? 0:
     """Copy into the open frame, posting full ones on the way; returns how much found a place, or GONE.
 
     `stays`: the memory is a bytes object's, which is no file that somebody could shorten.
@@ -228,7 +228,7 @@ cdef inline size_t copy_in(Connection connection, const char *data, size_t size,
     return taken
 
 
-cdef size_t take_back_unposted(Connection connection, size_t size) except? 0:
+cdef size_t take_back_unposted(Sender connection, size_t size) except? 0:
     """Forget what is not posted of the last `size` bytes that were accepted; returns how many that are."""
     cdef size_t dropped = min(size, connection.backlog.size), unposted
     connection.backlog.drop_last(dropped)
@@ -238,7 +238,7 @@ cdef size_t take_back_unposted(Connection connection, size_t size) except? 0:
     return dropped + unposted
 
 
-cdef inline bint has_place(Connection connection) noexcept:
+cdef inline bint has_place(Sender connection) noexcept:
     """Whether there is a free frame, or part of one."""
     return connection.fill < connection.frame_bytes and connection.posted - connection.done < connection.data_slots
 

@@ -1,0 +1,74 @@
+# What a connection has to send with: its sending half. The functions that use it take a Sender, and so cannot touch
+# what is received:
+#
+#     failing      failures
+#     chaining     work requests of frames
+#     sendmemory   the memory that frames are sent from
+#     placing      RDMA WRITEs to memory that the peer's reads have named
+#     sending      posting frames, within credits and slots
+#     beside       one-sided operations
+#     blocks       lists of these
+#     writing      from the program's writes to the open frame, or to the backlog
+#     landing      keys of memory where the peer may place bytes: they are bound and ended by requests that are posted
+#
+# Member (engine.pxi), Sender, Receiver (receiver.pxi) and Connection (connection.pxi) are base classes of one another
+# and not objects that a connection holds: what receives also sends, so the fields of one are next to those of the
+# other, without a second reference, and the compiler refuses a function of a lower half that asks for the upper. What
+# needs none of these fields is a class of its own: SendLog, Backlog.
+
+
+@cython.no_gc_clear
+cdef class Sender(Member):
+    """A connection's sending half."""
+
+    cdef readonly object owner          # until `release`: it refers to us, too
+    cdef Ledger ledger
+    cdef uint32_t slot_bytes, data_slots
+    cdef size_t stride
+    cdef RingPool sends                 # where the memory that it sends from is,
+    cdef Chunk chunk                    # and what it has of that, while it sends
+    cdef bint warm                      # it keeps that although nothing is in flight: it is on the engine's list
+    cdef bint opened                    # established: it sends, and control frames are heard
+    cdef bint accepted                  # and the peer has asked for it
+    cdef bint distrusted                # the peer broke the protocol: deliver nothing more from it
+    cdef object failure                 # what `fabric_failed` will be told once the queue is drained
+    cdef uint64_t failure_tick
+
+    cdef uint32_t frame_bytes           # payload of the next frame: what both sides' slots can hold
+    cdef PeerSlots peer_slots           # how much the peer's can hold; None if they share a queue, or do not grow
+    cdef char *frames
+    cdef char *controls
+    cdef uint32_t posted, done          # data frames
+    cdef uint32_t frames_used           # send slots used: an inline frame leaves its slot free, and warm
+    cdef uint32_t controls_posted, controls_done
+    cdef uint32_t operations            # one-sided work requests in flight
+    cdef SendLog log
+    cdef uint32_t unsignaled, signal_every
+    cdef uint32_t fill                  # bytes in the open frame
+    cdef Backlog backlog                # what was written and found no room in a frame
+    cdef bint may_send                  # iWARP's rule: the accepting side waits for the first frame
+    cdef bytes held_abort               # the last thing to say, if it waits for that
+    cdef bint reference_writes          # large memory that may change is sent from where it lies
+    cdef bint amid_lines                # a writelines() is under way: no memory of the program's is let go
+    cdef bint writable                  # neither write_eof nor close nor a failure so far
+    cdef bint blocked                   # bytes wait for credits or slots
+    cdef bint tell_flushed
+    cdef bint tell_place                # somebody waits for a free frame
+    cdef bint body_due                  # news of regions, or of direct placement, wait for a Credit to ride in
+    cdef PeerWants peer_wants           # where we may place bytes, or None
+    cdef uint64_t tick                  # engine.tick of the last frame posted at once
+    cdef uint64_t posted_at             # cheap_clock() then
+    cdef uint64_t looked_at             # and when a write looked at it last
+    cdef uint32_t held                  # writes since then
+    cdef size_t high_water_bytes, low_water_bytes
+    cdef readonly bint protocol_paused  # it was told to pause writing
+    cdef uint64_t bytes_sent, frames_sent, bytes_borrowed, bytes_placed
+    cdef uint64_t opened_ns
+    cdef uint64_t sent_ns               # the last data, by the clock of the pass: no call for each frame
+    cdef uint64_t waits_for_credits     # how often bytes had to wait for a credit,
+    cdef uint64_t without_ns            # and for how long,
+    cdef uint64_t without_since         # besides the time since then; 0: they do not wait
+
+    def __cinit__(self):
+        self.log = SendLog()
+        self.backlog = Backlog()
