@@ -25,7 +25,7 @@ reaches n. The proof of liveness below needs two stricter rules: a Ping is answe
 a Fin or an Abort is sent only once.
 
 `Ledger` counts; the rest of this file packs and checks the bodies. The data engine reads and writes
-headers itself (_pyx/receiving.pxi: `receive_frame`, _pyx/chaining.pxi: `chain_entry`), and a Credit that says only a
+headers itself (_pyx/receiving.pxi: `receive_frame`, _pyx/chaining.pxi: `chain_frame`), and a Credit that says only a
 slot size (_pyx/ownring.pxi). `pack_header` and `unpack_header` are for tests.
 
 The file has more than 500 lines: it is the whole of what `VERSION` stands for, and nearly a quarter of it is text.

@@ -59,32 +59,20 @@ WRITTEN_IN_SEVERAL: dict[str, str] = {
     "Context": "gone library name owned ptr",
     "CQ": "awake last_qp ptr reserved",
     "_Elements": "others",
-    "_Engine": "dirty empty_rings loop place_bytes ready recv_count send_count stalled",
+    "_Engine": "dirty empty_rings loop ready stalled",
     "Immediate": "inner",
-    "Inbox": "count freed_count offset",
-    "IntoReader": "connection in_row lost paused waiter",
-    "KeepAlive": "next_ns",
+    "IntoReader": "in_row lost paused waiter",
     "Leased": "data length",
     "Library": "channels",
-    "Member": "attached broken dirty listed qp_c queue",
     "MR": "addr borrowed exports length",
     "MW": "mr",
     "Operation": "binding cell_mr due future queue requests value",
     "QP": "cap ptr xrcd",
     "ReadRequest": "has_view",
-    "Receiver": "early heard_ns inbox may_deliver sink tell_drained telling_unread unread_told",
-    "Sender": (
-        "body_due bytes_sent failure fill frame_bytes frames_sent frames_used held_abort high_water_bytes "
-        "low_water_bytes may_send operations owner posted protocol_paused sent_ns tell_flushed tell_place "
-        "unsignaled writable"
-    ),
     "SendWR": "elements wr_id",
     "SharedRing": "kept_next",
     "Sink": "callback",
-    "Watcher": (
-        "completion_count completion_next in_flight keeping learned messages polls scheduled unheard "
-        "unsolicited wakeups"
-    ),
+    "Watcher": "completion_count completion_next keeping learned messages polls scheduled unheard wakeups",
     "WC": "rare wr_id",
 }
 """Fields that several parts write, by their class."""
@@ -146,7 +134,7 @@ def last_assignment(words: list[str]) -> int:
         depth += (word in "([{") - (word in ")]}")
         if depth == 0 and word.endswith("=") and word not in ("==", "!=", "<=", ">="):
             found = i
-    return 0 if words[0] in ("def", "cpdef", "class") else found
+    return 0 if words[0] in DEFINES else found
 
 
 class Uses:
@@ -213,9 +201,11 @@ class Uses:
             types, _ = self._scope(owner, lines)
             for words in lines:
                 end = last_assignment(words)
-                for i in range(end):
-                    members = self._followed(words[:end], i, types) if words[i - 1 : i] != ["."] else []
-                    for of, name in members[-1:]:
+                index = 0  # how deep within `a[...]`
+                for i, word in enumerate(words[:end]):
+                    index += (word == "[") - (word == "]")
+                    follows = index or words[i - 1 : i] == ["."]
+                    for of, name in () if follows else self._followed(words[:end], i, types)[-1:]:
                         # The last of `a.b.c`; not if it is `a.b.c[i]`, or `a.b(c)`.
                         after = i + words[i:end].index(name) + 1
                         if words[after : after + 1] not in (["["], ["("], ["."]):
@@ -349,7 +339,8 @@ cdef class Holder(Base):
         ("Base", "first"),
         ("Holder", "other"),
     }
-    assert writes("cdef int f(Holder a):\n    a.ring[0] = a.first == a.ring.at(1)\n") == set()
+    assert writes("cdef int f(Holder a):\n    a.ring[a.first] = a.first == a.ring.at(1)\n") == set()
+    assert writes("cdef int f(Holder a):\n    cdef int b = a.first, c = 0\n") == set()
     floors = {"low": 0, "high": 1}
     assert upward({"low": {"high"}, "high": {"low"}}, floors) == {"low": {"high"}}
     assert circle({"low": {"high"}, "high": {"low"}})

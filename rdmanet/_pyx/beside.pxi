@@ -16,9 +16,7 @@ cdef bint post_beside(Sender connection, object operation, verbs.ibv_send_wr *wr
     if connection.operations and wr.opcode != verbs.IBV_WR_RDMA_READ:  # READs keep their order, and take no fence
         wr.send_flags |= connection.engine.behind_operations
     check(verbs.rn_post_send(connection.qp_c, wr, &bad), "ibv_post_send")
-    connection.log.posted(OPERATION, 0, operation)
-    connection.engine.in_flight += 1
-    connection.operations += 1
+    request_begins(connection, OPERATION, 0, operation)
     connection.engine.rouse(connection.queue)
     connection.engine.wake()
     return True

@@ -392,9 +392,7 @@ cdef class BlockingEnd:
 
     cdef int tell_when_posted(self) except -1:
         """Have resume_writing() called when there is place, and when all is posted: a call may wait on the loop."""
-        self.connection.tell_place = True
-        self.connection.set_write_buffer_limits(0)
-        return 0
+        return tell_of_place(self.connection)
 
     cdef bint is_enough(self) noexcept:
         """Whether running passes is enough: nothing needs the loop."""

@@ -197,9 +197,7 @@ cdef class Blocks:
                 wr[n].send_flags = engine.behind_operations
             if n:
                 wr[n - 1].next = &wr[n]
-            connection.log.posted(OPERATION, next.length, self)
-            connection.operations += 1
-            engine.in_flight += 1
+            request_begins(connection, OPERATION, next.length, self)
             self.in_flight += 1
             self.posted += 1
             n += 1

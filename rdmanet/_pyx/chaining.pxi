@@ -1,40 +1,52 @@
 # Work requests of a connection's frames, chained in the engine, and posted together.
 #
-# `chain_entry` adds one, with its header and its entry of the log. `post_sends` posts the chain, which is empty again
-# before anything else of the engine runs.
+# `chain_frame` adds one, with its header and its entries in the books (sender.pxi). `post_sends` posts the chain, which
+# is empty again before anything else of the engine runs.
 
 
-cdef verbs.ibv_send_wr *chain_entry(Sender connection, uint32_t kind, char *frame, uint32_t length,
-                                    object reference) noexcept:
-    """The next work request of the chain, its header written and its log entry made."""
+cdef inline verbs.ibv_send_wr *chain_request(Sender connection, uint32_t kind, uint32_t length,
+                                             object reference) noexcept:
+    """The next work request of the chain, with its entry of the log. What it is to do, the caller says."""
     cdef _Engine engine = connection.engine
-    cdef frame_header *header = <frame_header *>frame
     cdef uint32_t i = engine.send_count
     cdef verbs.ibv_send_wr *wr = &engine.send_wr[i]
-    cdef verbs.ibv_sge *sge = &engine.send_sge[2 * i]
+    wr.wr_id = connection.wr_base | SEND_FLAG | connection.log.next_low()
+    wr.next = NULL
+    wr.sg_list = &engine.send_sge[2 * i]
+    wr.num_sge = 1
+    wr.send_flags = engine.behind_operations if connection.operations else 0
+    if i:
+        engine.send_wr[i - 1].next = wr
+    engine.send_count = i + 1
+    request_begins(connection, kind, length, reference)
+    return wr
+
+
+cdef verbs.ibv_send_wr *chain_frame(Sender connection, uint32_t kind, char *frame, uint32_t length, uint32_t carries,
+                                    object reference) except NULL:
+    """The next frame of the chain, counted, its header written. `carries`: so many bytes of the stream."""
+    cdef frame_header *header = <frame_header *>frame
+    cdef verbs.ibv_send_wr *wr
+    count_frame(connection, kind, carries)
     header.kind = kind
     header.length = length
     header.granted = connection.ledger.granted
     header.reaped = connection.ledger.reaped
-    sge.addr = <uint64_t>frame
-    sge.length = HEADER + length
-    sge.lkey = connection.chunk.lkey
-    wr.wr_id = connection.wr_base | SEND_FLAG | connection.log.next_low()
-    wr.next = NULL
-    wr.sg_list = sge
-    wr.num_sge = 1
+    wr = chain_request(connection, kind, length, reference)
+    wr.sg_list.addr = <uint64_t>frame
+    wr.sg_list.length = HEADER + length
+    wr.sg_list.lkey = connection.chunk.lkey
     wr.opcode = verbs.IBV_WR_SEND
-    wr.send_flags = verbs.IBV_SEND_SOLICITED    # as our Hello has said
-    if connection.operations:
-        wr.send_flags |= engine.behind_operations
-    if i:
-        engine.send_wr[i - 1].next = wr
-    engine.send_count = i + 1
-    connection.log.posted(kind, length, reference)
-    engine.in_flight += 1
-    if connection.peer_slots is not None:
-        connection.frame_bytes = min(connection.peer_slots.sent_one(), connection.slot_bytes)
+    wr.send_flags |= verbs.IBV_SEND_SOLICITED    # as our Hello has said
     return wr
+
+
+cdef inline void signal_frame(Sender connection, verbs.ibv_send_wr *wr, bint now) noexcept:
+    """Have the device tell of this frame's completion, and so of all before: now, or if it is one in signal_every."""
+    connection.unsignaled += 1
+    if now or connection.unsignaled >= connection.signal_every:
+        wr.send_flags |= verbs.IBV_SEND_SIGNALED
+        connection.unsignaled = 0
 
 
 cdef int post_sends(Sender connection) except -1:
@@ -79,7 +91,3 @@ cdef inline void set_blocked(Sender connection, bint blocked) noexcept:
     if blocked != connection.blocked:
         connection.blocked = blocked
         connection.engine.blocked += 1 if blocked else -1
-
-
-cdef inline char *open_frame(Sender connection) noexcept:
-    return connection.frames + (connection.frames_used % connection.data_slots) * connection.stride

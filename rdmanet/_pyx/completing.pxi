@@ -5,19 +5,11 @@
 
 cdef int stream_completed(Receiver connection, verbs.ibv_wc *wc) except -1:
     """One completion of this connection."""
-    cdef uint32_t low = <uint32_t>(wc.wr_id & LOW_MASK)
-    cdef bint is_send = bool(wc.wr_id & SEND_FLAG)
     if wc.status != verbs.IBV_WC_SUCCESS:
-        if not connection.broken or (wc.status != verbs.IBV_WC_WR_FLUSH_ERR and was_flushed(connection)):
-            failure = (wc.status, is_send, wc.vendor_err, connection.log.operation_at(low) if is_send else None)
-            if connection.broken:
-                connection.failure = failure      # receives may be flushed before that which flushes them completes
-            else:
-                fail_connection(connection, failure)
-        return 0
+        return fail_by_completion(connection, wc)
     try:
-        if is_send:
-            return retire_sends(connection, low)
+        if wc.wr_id & SEND_FLAG:
+            return retire_sends(connection, <uint32_t>(wc.wr_id & LOW_MASK))
         # Receives that completed before a failure still count: the peer's Fin may be among them.
         if not connection.distrusted:
             return receive_frame(connection, wc)
@@ -35,25 +27,17 @@ cdef int retire_sends(Receiver connection, uint32_t sequence) except -1:
     cdef uint32_t kind, length
     cdef bint made_room = False, told = False
     while connection.log.has_before(sequence):
-        kind = connection.log.retire(&length, &reference)
-        connection.engine.in_flight -= 1
+        kind = request_ends(connection, &length, &reference)
         held = None
         if reference != NULL:
             held = <object>reference
             Py_DECREF(held)
         if kind == FRAME_DATA or kind == PLACING:
-            if kind == PLACING:
-                connection.operations -= 1
-                made_room = True
-            else:
-                connection.done += 1
+            made_room = made_room or kind == PLACING
             if type(held) is Loan:
                 connection.backlog.give_back(held, length)
                 connection.engine.flush_later(connection)   # the program may await the end of the loan, in drain()
-        elif kind == FRAME_PLACED:
-            connection.done += 1
         elif kind == OPERATION:
-            connection.operations -= 1
             if type(held) is Landing:
                 connection.landings.done(connection, held)
                 made_room = True
@@ -63,10 +47,9 @@ cdef int retire_sends(Receiver connection, uint32_t sequence) except -1:
             elif held is not None:      # else it was a probe
                 told = True
                 connection.owner.operation_done(held)
-        else:
-            if connection.controls_posted - connection.controls_done == CONTROL_RESERVE:
+        elif kind != FRAME_PLACED:
+            if connection.controls_posted - connection.controls_done == CONTROL_RESERVE - 1:
                 connection.engine.flush_later(connection)   # something may have waited for a buffer
-            connection.controls_done += 1
             if kind == FRAME_FIN or kind == FRAME_ABORT:
                 told = True
                 connection.owner.control_sent(kind)
@@ -74,7 +57,7 @@ cdef int retire_sends(Receiver connection, uint32_t sequence) except -1:
         told = True     # perhaps: a read may be done
         connection.landings.sweep(connection)
         if connection.landings.has_news(connection):
-            connection.body_due = True
+            credit_is_due(connection)
     if not made_room and not told:
         connection.engine.unheard += 1
     elif made_room and connection.operations < OPERATIONS and connection.owner is not None:

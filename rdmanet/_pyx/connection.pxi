@@ -26,8 +26,7 @@ cdef class Connection(Receiver):
         self.owner = owner
         self.reference_writes = reference_writes
         self.spill_bytes = spill_bytes
-        self.high_water_bytes = 65536
-        self.low_water_bytes = 16384
+        set_write_limits(self, None, None)
 
     # -- beginning: opening.pxi --------------------------------------------------------------------------
 
@@ -82,7 +81,7 @@ cdef class Connection(Receiver):
     @property
     def has_said(self):
         """Whether a frame of ours is posted."""
-        return self.posted != 0 or self.controls_posted != 0
+        return self.frames_sent != 0 or self.controls_posted != 0
 
     def open(self, object protocol, bint buffered, bint may_send):
         """Established: delivery and sending may begin."""
@@ -150,7 +149,7 @@ cdef class Connection(Receiver):
     @property
     def undelivered(self):
         """Whether bytes of ours may not have reached the peer."""
-        return bool(self.fill or self.backlog.size or self.posted != self.done)
+        return bool(self.fill or self.backlog.size or self.frames_sent != self.done)
 
     @property
     def progress(self):
@@ -159,29 +158,26 @@ cdef class Connection(Receiver):
 
     def stop_writing(self):
         """No `write` from now on; what is buffered still goes out."""
-        self.writable = False
+        allow_writes(self, False)
 
     def allow_writing(self):
         """Take back `stop_writing`."""
-        self.writable = True
+        allow_writes(self, True)
 
     def discard_writes(self):
         """Forget what is written and not posted. A protocol that it paused resumes, once its memory is its own."""
-        self.writable = False
-        self.backlog.clear()
-        self.fill = 0
+        forget_writes(self)
         resume_if_discarded(self)
 
     def when_flushed(self):
         """Call `_flushed` once nothing is left to post."""
         has_engine(self)
-        self.tell_flushed = True
-        self.engine.flush_later(self)
-        self.engine.wake()
+        tell_when_flushed(self)
 
     def stop_posting(self):
         """Post nothing more, but an Abort that is held back."""
-        self.broken = self.broken or self.held_abort is None
+        if self.held_abort is None:
+            post_no_more(self)
         set_blocked(self, False)
 
     # -- reading: receiving.pxi, delivering.pxi, granting.pxi --------------------------------------------
@@ -189,14 +185,11 @@ cdef class Connection(Receiver):
     @property
     def reading(self):
         """Whether what arrives is delivered. What has arrived keeps its slots, so the peer runs out of credits."""
-        return self.may_deliver
+        return not self.reading_paused
 
     @reading.setter
     def reading(self, bint value):
-        self.may_deliver = value
-        if value and (self.inbox.count or self.tell_drained) and self.opened:
-            self.engine.deliver_later(self)
-            self.engine.wake()
+        pause_reading(self, not value)
 
     @property
     def unread(self):
@@ -205,15 +198,11 @@ cdef class Connection(Receiver):
 
     def watch_unread(self):
         """Call `_unread_changed` from now on."""
-        self.telling_unread = True
-        self.unread_told = self.inbox.count > 0
+        watch_unread(self)
 
     def when_drained(self):
         """Call `_drained` once all that arrived has been delivered (reading must be on)."""
-        self.tell_drained = True
-        if self.opened:
-            self.engine.deliver_later(self)
-            self.engine.wake()
+        tell_when_drained(self)
 
     def stop_reading(self):
         """Deliver nothing any more: drop what has come and what will, and keep granting."""
@@ -233,10 +222,7 @@ cdef class Connection(Receiver):
 
     def say_abort(self, bytes body):
         """The same for an Abort. If we may not send before the peer's first frame, it goes when that comes."""
-        if self.opened and not self.may_send and not self.broken:
-            self.held_abort = body
-            return True
-        return post_control_if_allowed(self, FRAME_ABORT, body)
+        return say_abort(self, body)
 
     def credit_body_due(self):
         """Ask for `_credit_body` as soon as a Credit may go."""
@@ -244,7 +230,7 @@ cdef class Connection(Receiver):
 
     def hear_slots(self, number, slot_bytes):
         """What the peer's Credit says of its slots. Raises ProtocolError."""
-        hear_slot_size(self, number, slot_bytes)
+        slot_size_came(self, number, slot_bytes)
 
     def placement_news(self):
         """What a Credit that goes now has to say of it: (wants, unwanted, answered) or None; whether there is more."""
@@ -257,7 +243,7 @@ cdef class Connection(Receiver):
         self.landings.sweep(self)
         self.peer_wants.hear(wants, unwanted)
         if self.peer_wants.answer_due or self.landings.has_news(self):
-            self.body_due = True
+            credit_is_due(self)
         self.engine.flush_later(self)
 
     @property
@@ -343,12 +329,15 @@ cdef class Connection(Receiver):
 
     def release(self):
         """After the queue pair is destroyed: give the memory and the place in the engine back."""
-        release_connection(self)
+        try:
+            release_connection(self)
+        finally:
+            self.owner = None
 
     # -- counts ------------------------------------------------------------------------------------------
 
     def stats(self):
-        cdef uint64_t now = now_ns(), quiet = now - self.sent_ns
+        cdef uint64_t now = now_ns(), quiet = now - max(self.sent_ns, self.opened_ns)
         if self.posted_at:
             quiet = min(quiet, cheap_ns(cheap_clock() - self.posted_at))
         return {
@@ -363,7 +352,7 @@ cdef class Connection(Receiver):
             "control_frames_sent": self.controls_posted,
             "credits": self.ledger.credits() if self.ledger is not None else 0,
             "peer_slots": self.ledger.peer_slots if self.ledger is not None else 0,
-            "sends_in_flight": self.posted - self.done,
+            "sends_in_flight": self.frames_sent - self.done,
             "slots_held": self.inbox.held + self.inbox.freed_count,
             "slots_leased": self.inbox.leased,
             "slots_borrowed": self.share.borrowed,
@@ -373,5 +362,5 @@ cdef class Connection(Receiver):
             "us_without_credits": ns_without_credits(self) // 1000,
             "us_open": (now - self.opened_ns) // 1000 if self.opened else 0,
             "us_since_sent": quiet // 1000 if self.opened else 0,
-            "us_since_received": (now - min(now, self.heard_ns)) // 1000 if self.opened else 0,
+            "us_since_received": (now - min(now, max(self.heard_ns, self.opened_ns))) // 1000 if self.opened else 0,
         }

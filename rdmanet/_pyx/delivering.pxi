@@ -19,7 +19,7 @@ cdef int deliver_received(Receiver connection) except -1:
         repost_if_half(connection)
     connection.engine.delivering = connection
     try:
-        while inbox.count and connection.may_deliver and turns and not connection.discarding:
+        while inbox.count and turns and not connection.reading_paused and not connection.discarding:
             turns -= 1
             sink = connection.sink        # the application may have chosen another
             wanted = sink.take(connection)
@@ -37,10 +37,10 @@ cdef int deliver_received(Receiver connection) except -1:
     if connection.telling_unread:
         tell_unread(connection)
     if connection.inbox.count == 0:
-        if connection.tell_drained and connection.may_deliver:
+        if connection.tell_drained and not connection.reading_paused:
             connection.tell_drained = False
             connection.owner.drained()
-    elif connection.may_deliver and wanted:
+    elif wanted and not connection.reading_paused:
         connection.engine.deliver_later(connection)
     else:
         look_for_reader(connection)
@@ -72,6 +72,37 @@ cdef int slots_consumed(Receiver connection) except -1:
         if connection.telling_unread:
             tell_unread(connection)
     return 0
+
+
+cdef int pause_reading(Receiver connection, bint paused) except -1:
+    """Whether what arrives is to wait. It keeps its slots, so the peer runs out of credits."""
+    connection.reading_paused = paused
+    if not paused and (connection.inbox.count or connection.tell_drained) and connection.opened:
+        connection.engine.deliver_later(connection)
+        connection.engine.wake()
+    return 0
+
+
+cdef int tell_when_drained(Receiver connection) except -1:
+    """Call `drained` once all that arrived has been delivered (reading must be on)."""
+    connection.tell_drained = True
+    if connection.opened:
+        connection.engine.deliver_later(connection)
+        connection.engine.wake()
+    return 0
+
+
+cdef int watch_unread(Receiver connection) except -1:
+    """Call `unread_changed` from now on."""
+    connection.telling_unread = True
+    connection.unread_told = connection.inbox.count > 0
+    return 0
+
+
+cdef inline void deliver_no_more(Receiver connection) noexcept:
+    """Nobody is left to be told."""
+    connection.reading_paused = True
+    connection.tell_drained = connection.telling_unread = False
 
 
 cdef int tell_unread(Receiver connection) except -1:

@@ -9,7 +9,7 @@ cdef int part_from_shared_ring(Receiver connection) except -1:
     if connection.shared is None or connection.qp is None or connection.qp.closed or connection.parted:
         return 0
     connection.parted = True
-    connection.broken = True
+    post_no_more(connection)
     try:
         connection.qp.to_error()
     except OSError:
@@ -30,44 +30,34 @@ cdef int release_connection(Receiver connection) except -1:
     """Give the memory and the place in the engine back."""
     cdef _Engine engine = connection.engine
     if not connection.attached:
-        connection.owner = None
         return 0
-    connection.held_abort = None
-    connection.stop_posting()
+    post_no_more(connection)
     let_memory_go(connection)
     if connection.sink is not None:
         connection.sink.ends(connection)
-        connection.sink.leaves(connection)
-    connection.attached = False
-    connection.writable = False
-    connection.backlog.clear()
-    connection.fill = 0
+    count_connection(connection, engine.totals)
+    engine.expel(connection)
+    leave_sink(connection)
+    forget_writes(connection)
     if connection.shared is not None:
         connection.shared.leave(&connection.share, connection.inbox)
     while connection.inbox.count:
         connection.inbox.first_consumed()
-    connection.may_deliver = connection.tell_drained = connection.tell_flushed = connection.body_due = False
-    connection.protocol_paused = connection.telling_unread = False     # nobody is left to be told
-    connection.early = None
-    connection.qp_c = NULL
-    connection.queue = None
-    engine.in_flight -= connection.log.left()
-    engine.unsolicited -= not connection.solicits
-    count_connection(connection, engine.totals)
-    engine.expel(connection)
+    deliver_no_more(connection)
+    tell_writer_nothing(connection)
+    requests_are_lost(connection)
     set_blocked(connection, False)
     try:
         lose_operations(connection)
     finally:
-        connection.lose_landings()
+        if connection.landings is not None:
+            connection.landings.lose()
         connection.log.drop_references()
         connection.backlog.forget_loans()
         if connection.chunk is not None:
             return_frames(connection)
         if connection.own is not None:
             connection.own.release()
-        connection.sink = None
-        connection.owner = None
     return 0
 
 

@@ -22,6 +22,7 @@ cdef class Member:
     cdef CQ queue                       # where its completions come
     cdef uint64_t wr_base               # index and generation, as every wr_id of ours begins
     cdef bint attached                  # has memory and a place in the engine
+    cdef bint solicits                  # the peer marks its SENDs as solicited
     cdef bint listed                    # on the engine's list of connections to deliver,
     cdef bint dirty                     # and of those to flush
     cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
@@ -117,8 +118,11 @@ cdef class _Engine(Watcher):
 
     # -- connections ---------------------------------------------------------------------------------
 
-    cdef uint64_t enroll(self, Member connection):
+    cdef int enroll(self, Member connection) except -1:
+        """Give it a place in the table. Its `engine` is this one."""
         cdef Py_ssize_t index
+        self.unsolicited += 1       # until the peer says what it does
+        connection.attached = True
         if self.vacant:
             index = self.vacant.pop()
             self.table[index] = connection
@@ -127,10 +131,33 @@ cdef class _Engine(Watcher):
             index = len(self.table)
             self.table.append(connection)
             self.generations.append(0)
-        return stream_wr_base(index, self.generations[index])
+        connection.wr_base = stream_wr_base(index, self.generations[index])
+        return 0
+
+    cdef int serve(self, Member connection, QP qp) except -1:
+        """It has a queue pair."""
+        connection.qp = qp
+        connection.qp_c = qp.ptr
+        connection.queue = qp.send_cq
+        return 0
+
+    cdef int learn_of_peer(self, Member connection, bint solicits) except -1:
+        """Its peer says whether it marks its SENDs as solicited."""
+        if not solicits:
+            self.rouse(connection.queue)    # to be armed for all
+            self.wake()
+        elif not connection.solicits:
+            connection.solicits = True
+            self.unsolicited -= 1
+        return 0
 
     cdef int expel(self, Member connection) except -1:
+        """Its queue pair is destroyed: it has no place here any more."""
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
+        connection.attached = False
+        connection.qp_c = NULL
+        connection.queue = None
+        self.unsolicited -= not connection.solicits
         self.table[index] = None
         self.vacant.append(index)
         for waiting in (self.ready, self.dirty, self.failed, self.in_want, self.warm, self.stalled):
@@ -160,6 +187,15 @@ cdef class _Engine(Watcher):
             connection.dirty = True
             self.dirty.append(connection)
         return 0
+
+    cdef inline bint is_to_deliver(self, Member connection) noexcept:
+        """Its turn has come; whether it has not ended meanwhile."""
+        connection.listed = False
+        return connection.attached
+
+    cdef inline bint is_to_flush(self, Member connection) noexcept:
+        connection.dirty = False
+        return connection.attached
 
     cdef int wake_if_running(self) except -1:
         """The same from where connections end: their loop may have ended before."""
@@ -202,7 +238,34 @@ cdef class _Engine(Watcher):
             self.awake.remove(cq)
         return True
 
+    # -- receives, chained until they are posted -----------------------------------------------------
+
+    cdef inline uint32_t chain_receive(self, uint64_t wr_id, char *to, uint32_t length, uint32_t lkey) noexcept:
+        """Add a receive; returns how many there are."""
+        cdef uint32_t i = self.recv_count
+        self.recv_sge[i].addr = <uint64_t>to
+        self.recv_sge[i].length = length
+        self.recv_sge[i].lkey = lkey
+        self.recv_wr[i].wr_id = wr_id
+        self.recv_wr[i].sg_list = &self.recv_sge[i]
+        self.recv_wr[i].num_sge = 1
+        self.recv_wr[i].next = NULL
+        if i:
+            self.recv_wr[i - 1].next = &self.recv_wr[i]
+        self.recv_count = i + 1
+        return self.recv_count
+
+    cdef inline uint32_t take_receives(self) noexcept:
+        """How many there are in recv_wr. They are posted now, or never."""
+        cdef uint32_t count = self.recv_count
+        self.recv_count = 0
+        return count
+
     # -- memory, and where peers may write -----------------------------------------------------------
+
+    def set_place_bytes(self, size_t least):
+        """Copy reads of less than `least` bytes; those of less than PLACE_BYTES are copied in any case."""
+        self.place_bytes = max(least, <size_t>PLACE_BYTES)
 
     cdef RingPool rings(self, uint32_t slot_bytes, uint32_t slots):
         """Memory for so many slots."""

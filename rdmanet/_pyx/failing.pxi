@@ -4,6 +4,10 @@
 # the engine (`fail_all`) when everything that has completed before has been seen. So data comes before its end.
 
 
+cdef inline void post_no_more(Sender connection) noexcept:
+    connection.broken = True
+
+
 cdef int fail_connection(Sender connection, object failure) except -1:
     """Post nothing more; tell the owner when all completions that are there have been seen."""
     if connection.failure is not None or not connection.attached:
@@ -26,8 +30,22 @@ cdef int distrust_peer(Sender connection, object exc) except -1:
     return 0
 
 
-cdef bint was_flushed(Sender connection):
-    return type(connection.failure) is tuple and connection.failure[0] == verbs.IBV_WC_WR_FLUSH_ERR
+cdef int fail_by_completion(Sender connection, verbs.ibv_wc *wc) except -1:
+    """A request has failed, and with it all later ones. The first that was not just flushed says why."""
+    cdef bint is_send = bool(wc.wr_id & SEND_FLAG), was_flushed = wc.status == verbs.IBV_WC_WR_FLUSH_ERR
+    if connection.broken and (was_flushed or not is_flush(connection.failure)):
+        return 0
+    failure = (
+        wc.status, is_send, wc.vendor_err,
+        connection.log.operation_at(<uint32_t>(wc.wr_id & LOW_MASK)) if is_send else None)
+    if not connection.broken:
+        return fail_connection(connection, failure)
+    connection.failure = failure    # receives may be flushed before that which flushes them completes
+    return 0
+
+
+cdef bint is_flush(object failure):
+    return type(failure) is tuple and failure[0] == verbs.IBV_WC_WR_FLUSH_ERR
 
 
 cdef inline bint carried(Sender connection, char *to, const char *data, size_t size) except -1:

@@ -14,7 +14,7 @@ cdef inline int repost_if_half(Receiver connection) except -1:
 
 cdef int repost_freed(Receiver connection) except -1:
     """Give consumed slots back to the device, and only then to the peer."""
-    cdef uint32_t i
+    cdef uint32_t i, count
     if connection.shared is not None:
         connection.shared.take_back(connection.inbox)
         return 0 if connection.broken else connection.shared.promise(
@@ -22,14 +22,14 @@ cdef int repost_freed(Receiver connection) except -1:
             connection.landings is not None and connection.landings.expectant != 0)
     if connection.broken:
         return 0
-    for i in range(connection.inbox.freed_count):
+    count = connection.inbox.take_freed()
+    for i in range(count):
         connection.own.post_later(connection, connection.inbox.freed[i])
         if connection.engine.recv_count == CHAIN:
             connection.own.post(connection)
     connection.own.post(connection)
-    i = connection.inbox.freed_count
-    connection.inbox.freed_count = 0
-    connection.ledger.slots_freed(i if connection.landings is None else connection.landings.to_grant(connection, i))
+    connection.ledger.slots_freed(
+        count if connection.landings is None else connection.landings.to_grant(connection, count))
     return 0
 
 
@@ -66,9 +66,7 @@ cdef int say_what_is_due(Receiver connection) except -1:
             connection.ledger.slots_grown(connection.own.next.size)
             body = connection.own.say(connection.ledger.grantable)
         elif connection.body_due:
-            # frame_bytes: the peer's slots may be smaller than our buffers.
-            connection.body_due, body = connection.owner.credit_body(
-                connection.ledger.grantable, min(<uint32_t>(CONTROL_BYTES - HEADER), connection.frame_bytes))
+            body = credit_body(connection)
         post_control(connection, kind, body)
         if resizes and kind == FRAME_CREDIT:
             slots_resized(connection)

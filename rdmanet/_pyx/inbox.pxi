@@ -30,12 +30,13 @@ cdef class Inbox:
     cdef uint32_t freed_count
     cdef uint32_t leased        # consumed, but a program looks at them (lease.pxi)
 
-    def __cinit__(self, uint32_t places):
-        self.places = places
-        self.slots = <ready_slot *>malloc(max(places, 1) * sizeof(ready_slot))
-        self.freed = <uint32_t *>malloc(max(places, 1) * sizeof(uint32_t))
-        if self.slots == NULL or self.freed == NULL:
+    cdef int begin(self, uint32_t places) except -1:
+        """Have memory for a ring of so many slots."""
+        self.make_places(places)
+        self.freed = <uint32_t *>malloc(places * sizeof(uint32_t))
+        if self.freed == NULL:
             raise MemoryError
+        return 0
 
     def __dealloc__(self):
         while self.count:
@@ -119,6 +120,12 @@ cdef class Inbox:
         self.held -= 1
         entry.slot = NO_SLOT
 
+    cdef inline uint32_t take_freed(self) noexcept:
+        """How many are to be posted again now: the first of `freed`."""
+        cdef uint32_t count = self.freed_count
+        self.freed_count = 0
+        return count
+
     cdef int make_places(self, uint32_t places) except -1:
         """Room for so many entries."""
         cdef ready_slot *larger
@@ -153,6 +160,14 @@ cdef class Inbox:
         self.leased -= 1
         self.freed[self.freed_count] = slot
         self.freed_count += 1
+
+    cdef inline bint take(self, uint32_t n) noexcept:
+        """So many bytes of the first entry are taken; whether it is consumed."""
+        self.offset += n
+        if self.offset != self.slots[self.head].length:
+            return False
+        self.first_consumed()
+        return True
 
     cdef inline void first_consumed(self) noexcept:
         cdef ready_slot *entry = &self.slots[self.head]

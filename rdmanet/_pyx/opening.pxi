@@ -22,7 +22,7 @@ cdef int attach_connection(Receiver connection, _Engine engine, object context, 
     connection.signal_every = max(1, min(<uint32_t>SIGNAL_EVERY, data_slots // 2))
     connection.stride = stream_stride(slot_bytes)
     connection.context = context
-    connection.inbox = Inbox(data_slots)
+    connection.inbox.begin(data_slots)
     connection.sends = send_buffers(engine, slot_bytes, data_slots)
     if shared_slots is None:
         connection.own = OwnRing(
@@ -34,17 +34,12 @@ cdef int attach_connection(Receiver connection, _Engine engine, object context, 
         connection.shared = ring
         connection.repost_at = 1
     connection.engine = engine
-    engine.unsolicited += 1     # until the peer says what it does
-    connection.attached = True
-    connection.wr_base = engine.enroll(connection)
-    return 0
+    return engine.enroll(connection)
 
 
 cdef int start_receiving(Receiver connection, QP qp) except -1:
     """Post the whole receive ring."""
-    connection.qp = qp
-    connection.qp_c = qp.ptr
-    connection.queue = qp.send_cq
+    connection.engine.serve(connection, qp)
     if connection.shared is not None:
         connection.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(connection.wr_base >> INDEX_SHIFT))
     else:
@@ -54,18 +49,9 @@ cdef int start_receiving(Receiver connection, QP qp) except -1:
 
 cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint32_t depth, bint solicits) except -1:
     """Both sides' geometry is known."""
-    if not solicits:
-        connection.engine.rouse(connection.queue)   # to be armed for all
-        connection.engine.wake()
-    elif not connection.solicits:
-        connection.solicits = True
-        connection.engine.unsolicited -= 1
-    connection.ledger = ledger
-    connection.frame_bytes = min(frame_bytes, connection.slot_bytes)
-    if ledger.growth:
-        connection.peer_slots = PeerSlots(frame_bytes, depth)
+    connection.engine.learn_of_peer(connection, solicits)
+    agree_on_frames(connection, ledger, frame_bytes, depth)
     if ledger.placement:
-        connection.peer_wants = PeerWants(0)
         connection.landings = Landings()
     return 0
 
@@ -73,10 +59,11 @@ cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint
 cdef int open_connection(Receiver connection, object protocol, bint buffered, bint may_send) except -1:
     """Delivery and sending may begin."""
     has_engine(connection)
-    connection.may_send = connection.may_send or may_send
+    if may_send:
+        begin_to_send(connection)
     connection.accepted = not may_send
-    connection.opened_ns = connection.sent_ns = connection.heard_ns = now_ns()
-    connection.writable = True
+    connection.opened_ns = now_ns()
+    allow_writes(connection, True)
     choose_sink(connection, protocol, buffered)
     connection.opened = True
     if connection.failure is not None and connection not in connection.engine.failed:
@@ -92,35 +79,4 @@ cdef int open_connection(Receiver connection, object protocol, bint buffered, bi
 cdef int has_engine(Receiver connection) except -1:
     if connection.engine is None:
         raise RuntimeError("this connection has no engine yet")
-    return 0
-
-
-cdef int hear_early_frames(Receiver connection) except -1:
-    """The control frames that came before connection_made()."""
-    early, connection.early = connection.early, None
-    for kind, body, granted in early or ():
-        try:
-            connection.owner.control_received(kind, body, granted)
-        except ProtocolError as exc:
-            distrust_peer(connection, exc)
-            return 0
-    return 0
-
-
-cdef int choose_sink(Receiver connection, object protocol, bint buffered) except -1:
-    """Look the protocol's callbacks up once, not once a message."""
-    cdef Sink before = connection.sink
-    into = getattr(protocol, "_rdma_sink", None)
-    if into is not None:
-        (<IntoReader?>into).connection = connection
-        connection.sink = into
-    else:
-        connection.sink = (
-            IntoTls(protocol) if is_tls(protocol) else IntoBuffer(protocol) if buffered else DataReceived(protocol)
-        )
-    if before is not None and before is not connection.sink:
-        if connection.landings is not None:
-            take_memory_back(connection)
-        before.ends(connection)
-        before.leaves(connection)
     return 0

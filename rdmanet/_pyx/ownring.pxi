@@ -13,7 +13,7 @@ cdef enum:
     GROWTH = 8                  # times what it was
 
 
-# A GrowthCredit that says nothing else, in msgpack: [2, granted, [], [], [], [], 0, 0, slots_from, slot_bytes]. It is
+# A Credit that says nothing else, in msgpack: [2, granted, [], [], [], [], 0, 0, slots_from, slot_bytes]. It is
 # written and read here without a call of Python's, in which a signal's handler might run, and raise.
 cdef extern from *:
     """
@@ -170,8 +170,7 @@ cdef class OwnRing:
 
     cdef int post_later(self, Member connection, uint32_t slot) except -1:
         """Post a consumed slot's receive again, where slots are now."""
-        cdef _Engine engine = self.engine
-        cdef uint32_t n = engine.recv_count, i = slot >> 1
+        cdef uint32_t i = slot >> 1
         cdef bank_slots *bank
         cdef char *to
         if slot & 1 != self.current:
@@ -184,22 +183,13 @@ cdef class OwnRing:
             clear_header(to)    # it is another message's
         else:
             bank.used[i] = 1
-        engine.recv_sge[n].addr = <uint64_t>to
-        engine.recv_sge[n].length = bank.size + HEADER
-        engine.recv_sge[n].lkey = bank.lkey
-        engine.recv_wr[n].wr_id = connection.wr_base | (2 * i + self.current)
-        engine.recv_wr[n].sg_list = &engine.recv_sge[n]
-        engine.recv_wr[n].num_sge = 1
-        engine.recv_wr[n].next = NULL
-        if n:
-            engine.recv_wr[n - 1].next = &engine.recv_wr[n]
-        engine.recv_count = n + 1
+        self.engine.chain_receive(
+            connection.wr_base | (2 * i + self.current), to, bank.size + HEADER, bank.lkey)
         return 0
 
     cdef int post(self, Member connection) except -1:
         cdef verbs.ibv_recv_wr *bad = NULL
-        cdef uint32_t count = self.engine.recv_count
-        self.engine.recv_count = 0
+        cdef uint32_t count = self.engine.take_receives()
         if count == 0 or connection.broken:
             return 0
         check(verbs.rn_post_recv(connection.qp_c, &self.engine.recv_wr[0], &bad), "ibv_post_recv")

@@ -38,10 +38,6 @@ cdef class StreamEngine(_Engine):
         """Watch for `busy_poll` seconds after each message (None: adaptive, 0: none)."""
         watch_limit(&self.window, busy_poll)
 
-    def set_place_bytes(self, size_t least):
-        """Copy reads of less than `least` bytes; those of less than PLACE_BYTES are copied in any case."""
-        self.place_bytes = max(least, <size_t>PLACE_BYTES)
-
     cdef int expel(self, Member connection) except -1:
         self.grown.remove(<Receiver>connection)
         return _Engine.expel(self, connection)
@@ -182,8 +178,7 @@ cdef class StreamEngine(_Engine):
             while i < n:
                 connection = <Receiver>ready[i]
                 i += 1
-                if connection.attached:
-                    connection.listed = False
+                if self.is_to_deliver(connection):
                     deliver_received(connection)
         except Exception as exc:
             fail_connection(connection, exc)    # not the protocol's (those are reported): ours, or the device's
@@ -207,8 +202,7 @@ cdef class StreamEngine(_Engine):
             while i < n:
                 connection = <Receiver>dirty[i]
                 i += 1
-                if connection.attached:
-                    connection.dirty = False
+                if self.is_to_flush(connection):
                     settle(connection)
         except Exception as exc:
             fail_connection(connection, exc)

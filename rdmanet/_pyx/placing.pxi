@@ -62,52 +62,31 @@ cdef int chain_placing(Sender connection, PeerWant want, object owner, const cha
     cdef placed_body *body = <placed_body *>(frame + HEADER + connection.slot_bytes)  # beyond the open frame's bytes
     cdef verbs.ibv_send_wr *wr
     cdef verbs.ibv_sge *sge
-    cdef uint32_t total = connection.fill + length, i
+    cdef uint32_t total = connection.fill + length
     if engine.send_count > CHAIN - 2:
         post_sends(connection)
-    i = engine.send_count
-    wr, sge = &engine.send_wr[i], &engine.send_sge[2 * i]
-    wr.num_sge = 0
+    wr = chain_request(connection, PLACING, length, owner)
+    sge = wr.sg_list
     if connection.fill:
         sge.addr, sge.length, sge.lkey = <uint64_t>(frame + HEADER), connection.fill, connection.chunk.lkey
-        wr.num_sge = 1
-    sge[wr.num_sge].addr, sge[wr.num_sge].length = <uint64_t>data, length
-    sge[wr.num_sge].lkey = lkey
-    wr.num_sge += 1
-    wr.sg_list = sge
-    wr.wr_id = connection.wr_base | SEND_FLAG | connection.log.next_low()
-    wr.next = NULL
+        sge += 1
+        wr.num_sge = 2
+    sge.addr, sge.length, sge.lkey = <uint64_t>data, length, lkey
     wr.opcode = verbs.IBV_WR_RDMA_WRITE
     wr.wr.rdma.remote_addr = connection.peer_wants.target(want)
     wr.wr.rdma.rkey = want.rkey
-    wr.send_flags = engine.behind_operations if connection.operations else 0
     if is_much(engine, want):
         wr.send_flags |= engine.of_much
-    if i:
-        engine.send_wr[i - 1].next = wr
-    engine.send_count = i + 1
-    connection.log.posted(PLACING, length, owner)
-    engine.in_flight += 1
-    connection.operations += 1
 
-    connection.peer_wants.sent(total)
-    connection.ledger.data_sent()
-    wr = chain_entry(connection, FRAME_PLACED, frame, FRAME_PLACED_BYTES, None)
+    wr = chain_frame(connection, FRAME_PLACED, frame, FRAME_PLACED_BYTES, total, None)
     body.serial, body.zero, body.upto = want.serial, 0, connection.peer_wants.position
-    sge = &engine.send_sge[2 * (engine.send_count - 1)]
+    sge = wr.sg_list
     sge[0].length = HEADER
     sge[1].addr, sge[1].length, sge[1].lkey = <uint64_t>body, FRAME_PLACED_BYTES, connection.chunk.lkey
     wr.num_sge = 2
-    wr.send_flags |= verbs.IBV_SEND_SIGNALED
+    signal_frame(connection, wr, True)
     if HEADER + FRAME_PLACED_BYTES <= engine.max_inline:
         wr.send_flags |= verbs.IBV_SEND_INLINE
-    connection.frames_used += 1       # the WRITE reads the open frame
-    connection.fill = 0
-    connection.unsignaled = 0
-    connection.posted += 1
-    connection.frames_sent += 1
-    connection.bytes_sent += total
-    if connection.engine.in_pass:
-        connection.sent_ns = connection.engine.window.looked_ns
+    frame_goes(connection, False)       # the WRITE reads it
     connection.bytes_placed += total
     return post_sends(connection)

@@ -40,7 +40,6 @@ cdef class Receiver(Sender):
     cdef readonly SharedRing shared     # or the ring that it shares
     cdef ring_share share               # of that ring's data slots
     cdef bint parted                    # its queue pair is about to be destroyed
-    cdef bint solicits                  # the peer marks its SENDs as solicited
     cdef bint stalled                   # on the engine's list of those whose peer has no credits left,
     cdef uint64_t stalled_tick          # since that pass
     cdef size_t spill_bytes             # unread bytes that it takes in at least, whatever its ring
@@ -52,7 +51,7 @@ cdef class Receiver(Sender):
     cdef Sink sink                      # where received bytes go
     cdef object context                 # contextvars.Context of all callbacks
     cdef bint greeted                   # what connection_made() has scheduled has run: delivery may begin
-    cdef bint may_deliver               # the protocol wants bytes and may have them
+    cdef bint reading_paused            # the protocol wants no bytes now
     cdef bint discarding                # closed: what still comes is dropped, its slots granted again
     cdef bint tell_drained
     cdef bint telling_unread            # somebody looks whether something is undelivered: tell of changes
@@ -65,8 +64,7 @@ cdef class Receiver(Sender):
     cdef uint64_t heard_ns              # the last data, as sent_ns
 
     def __cinit__(self):
-        self.inbox = Inbox(0)   # until `attach` says how large
-        self.may_deliver = True
+        self.inbox = Inbox()
 
 
 cdef int let_memory_go(Receiver connection) except -1:

@@ -23,8 +23,7 @@ cdef int receive_frame(Receiver connection, verbs.ibv_wc *wc) except -1:
     cdef frame_header header
     cdef char *frame
     if not connection.may_send:
-        connection.may_send = True
-        say_held_abort(connection)
+        begin_to_send(connection)
         connection.owner.heard_first()
     if wc.opcode != verbs.IBV_WC_RECV or wc.wc_flags & NO_FRAME_FLAGS:
         raise ProtocolError("a receive was completed by something else than a SEND")
@@ -62,7 +61,7 @@ cdef int receive_frame(Receiver connection, verbs.ibv_wc *wc) except -1:
         if header.kind == FRAME_PING:
             connection.ping_body = body
         elif header.kind == FRAME_CREDIT and connection.ledger.growth and says_slots(body, header.granted):
-            hear_slot_size(connection, size_said(body, 0), size_said(body, 1))
+            slot_size_came(connection, size_said(body, 0), size_said(body, 1))
         elif header.kind != FRAME_PONG and (header.kind != FRAME_CREDIT or byte_len > HEADER):
             if connection.opened:
                 connection.owner.control_received(header.kind, body, header.granted)
@@ -114,3 +113,16 @@ cdef int refuse_size(Receiver connection, uint32_t slot, uint32_t byte_len) exce
 
 cdef inline char *slot_at(Receiver connection, uint32_t slot) noexcept:
     return connection.own.at(slot) if connection.shared is None else connection.shared.slots[slot].address
+
+
+cdef int hear_early_frames(Receiver connection) except -1:
+    """connection_made() has been called: now for the control frames that came before."""
+    early, connection.early = connection.early, None
+    for kind, body, granted in early or ():
+        if not connection.attached:
+            break
+        try:
+            connection.owner.control_received(kind, body, granted)
+        except ProtocolError as exc:
+            return distrust_peer(connection, exc)
+    return 0

@@ -38,7 +38,7 @@ cdef class Sender(Member):
     cdef PeerSlots peer_slots           # how much the peer's can hold; None if they share a queue, or do not grow
     cdef char *frames
     cdef char *controls
-    cdef uint32_t posted, done          # data frames
+    cdef uint64_t frames_sent, done     # data frames: posted, and completed
     cdef uint32_t frames_used           # send slots used: an inline frame leaves its slot free, and warm
     cdef uint32_t controls_posted, controls_done
     cdef uint32_t operations            # one-sided work requests in flight
@@ -62,7 +62,7 @@ cdef class Sender(Member):
     cdef uint32_t held                  # writes since then
     cdef size_t high_water_bytes, low_water_bytes
     cdef readonly bint protocol_paused  # it was told to pause writing
-    cdef uint64_t bytes_sent, frames_sent, bytes_borrowed, bytes_placed
+    cdef uint64_t bytes_sent, bytes_borrowed, bytes_placed
     cdef uint64_t opened_ns
     cdef uint64_t sent_ns               # the last data, by the clock of the pass: no call for each frame
     cdef uint64_t waits_for_credits     # how often bytes had to wait for a credit,
@@ -72,3 +72,69 @@ cdef class Sender(Member):
     def __cinit__(self):
         self.log = SendLog()
         self.backlog = Backlog()
+
+
+# -- the book of what is sent: each request and each frame is entered here, once ---------------------------------------
+
+cdef inline int count_frame(Sender connection, uint32_t kind, uint32_t carries) except -1:
+    """A frame is about to go, with so many bytes of the stream: what the peer has granted and wants is used up."""
+    if kind == FRAME_DATA or kind == FRAME_PLACED:
+        connection.ledger.data_sent()
+        connection.frames_sent += 1
+        connection.bytes_sent += carries
+        if connection.engine.in_pass:
+            connection.sent_ns = connection.engine.window.looked_ns     # else send_taken looks at a clock
+        if connection.peer_wants is not None:
+            connection.peer_wants.sent(carries)
+    else:
+        connection.ledger.control_sent(kind)
+        connection.controls_posted += 1
+        if (kind == FRAME_FIN or kind == FRAME_ABORT) and connection.peer_wants is not None:
+            connection.peer_wants.finish()
+    if connection.peer_slots is not None:
+        connection.frame_bytes = min(connection.peer_slots.sent_one(), connection.slot_bytes)
+    return 0
+
+
+cdef inline void request_begins(Sender connection, uint32_t kind, uint32_t length, object reference) noexcept:
+    """A work request is posted, or about to be."""
+    connection.log.posted(kind, length, reference)
+    connection.engine.in_flight += 1
+    connection.operations += kind == OPERATION or kind == PLACING
+
+
+cdef inline uint32_t request_ends(Sender connection, uint32_t *length, PyObject **reference) noexcept:
+    """The eldest has completed; returns its kind. `reference`, or NULL, is the caller's to release."""
+    cdef uint32_t kind = connection.log.retire(length, reference)
+    connection.engine.in_flight -= 1
+    if kind == FRAME_DATA or kind == FRAME_PLACED:
+        connection.done += 1
+    elif kind == OPERATION or kind == PLACING:
+        connection.operations -= 1
+    else:
+        connection.controls_done += 1
+    return kind
+
+
+cdef int requests_are_lost(Sender connection) except -1:
+    """The queue pair is gone: what has not completed will not."""
+    connection.engine.in_flight -= connection.log.left()
+    return 0
+
+
+cdef int agree_on_frames(Sender connection, Ledger ledger, uint32_t frame_bytes, uint32_t depth) except -1:
+    """The peer's Hello is known: what its receives hold at first, and how many it can have posted."""
+    connection.ledger = ledger
+    connection.frame_bytes = min(frame_bytes, connection.slot_bytes)
+    if ledger.growth:
+        connection.peer_slots = PeerSlots(frame_bytes, depth)
+    if ledger.placement:
+        connection.peer_wants = PeerWants(0)
+    return 0
+
+
+cdef int hear_slot_size(Sender connection, uint32_t number, uint32_t slot_bytes) except -1:
+    """The peer says that its slots have another size from its receive of this number on."""
+    connection.peer_slots.hear(number, slot_bytes)
+    connection.frame_bytes = min(connection.peer_slots.limit, connection.slot_bytes)
+    return 0

@@ -36,9 +36,8 @@ cdef int pump(Sender connection, bint flush) except -1:
                 budget -= 1
                 continue
             n = min(left, <size_t>(connection.frame_bytes - connection.fill))
-            if not carried(connection, open_frame(connection) + HEADER + connection.fill, data, n):
+            if not fill_frame(connection, data, n, False):
                 break
-            connection.fill += <uint32_t>n
             connection.backlog.taken(first, n, left)
             if connection.fill < connection.frame_bytes and connection.backlog.size:
                 continue
@@ -54,41 +53,22 @@ cdef int pump(Sender connection, bint flush) except -1:
 
 
 cdef int chain_data(Sender connection, object owner, const char *data, uint32_t length, uint32_t lkey) except -1:
-    """Add a DATA frame to the chain: the open frame, or `length` bytes of `owner` where they lie."""
+    """Add a DATA frame to the chain: the open frame, or, if that is empty, `length` bytes of `owner` where they lie."""
     cdef _Engine engine = connection.engine
-    cdef char *frame = open_frame(connection)
-    cdef verbs.ibv_send_wr *wr
-    cdef bint last = connection.backlog.size == 0 and (data == NULL or connection.fill == 0)
-    cdef bint inline = data == NULL and HEADER + length <= engine.max_inline
-    connection.ledger.data_sent()
-    wr = chain_entry(connection, FRAME_DATA, frame, length, owner)
+    cdef verbs.ibv_send_wr *wr = chain_frame(connection, FRAME_DATA, open_frame(connection), length, length, owner)
+    cdef bint is_inline = data == NULL and HEADER + length <= engine.max_inline
     if data != NULL:
-        engine.send_sge[2 * (engine.send_count - 1)].length = HEADER
-        engine.send_sge[2 * (engine.send_count - 1) + 1].addr = <uint64_t>data
-        engine.send_sge[2 * (engine.send_count - 1) + 1].length = length
-        engine.send_sge[2 * (engine.send_count - 1) + 1].lkey = lkey
+        wr.sg_list[0].length = HEADER
+        wr.sg_list[1].addr, wr.sg_list[1].length, wr.sg_list[1].lkey = <uint64_t>data, length, lkey
         wr.num_sge = 2
         connection.bytes_borrowed += length
-    else:
-        connection.fill = 0
     # The last frame of a burst is signaled, so that what has been delivered is known when it is
     # asked; in between one in signal_every, so that slots come back in time.
-    connection.unsignaled += 1
-    if last or owner is not None or connection.unsignaled >= connection.signal_every:
-        wr.send_flags |= verbs.IBV_SEND_SIGNALED
-        connection.unsignaled = 0
-    connection.posted += 1
-    connection.frames_sent += 1
-    connection.bytes_sent += length
-    if engine.in_pass:
-        connection.sent_ns = engine.window.looked_ns    # else send_taken looks at a clock
-    if connection.peer_wants is not None:
-        connection.peer_wants.sent(length)
-    if inline:
+    signal_frame(connection, wr, owner is not None or connection.backlog.size == 0)
+    frame_goes(connection, is_inline)
+    if is_inline:
         wr.send_flags |= verbs.IBV_SEND_INLINE
-    else:
-        connection.frames_used += 1
-    if inline or engine.send_count == CHAIN:
+    if is_inline or engine.send_count == CHAIN:
         post_sends(connection)
     return 0
 
@@ -100,15 +80,10 @@ cdef int post_control(Sender connection, uint32_t kind, bytes body) except -1:
     if length > STREAM_CONTROL_BODY_BYTES:
         raise ValueError(f"control body of {length} bytes, at most {STREAM_CONTROL_BODY_BYTES} fit")
     memcpy(frame + HEADER, PyBytes_AS_STRING(body), length)
-    connection.ledger.control_sent(kind)
-    if (kind == FRAME_FIN or kind == FRAME_ABORT) and connection.peer_wants is not None:
-        connection.peer_wants.finish()
-    wr = chain_entry(connection, kind, frame, <uint32_t>length, None)
+    wr = chain_frame(connection, kind, frame, <uint32_t>length, 0, None)
     if HEADER + length <= connection.engine.max_inline:
         wr.send_flags |= verbs.IBV_SEND_INLINE
-    wr.send_flags |= verbs.IBV_SEND_SIGNALED
-    connection.unsignaled = 0
-    connection.controls_posted += 1
+    signal_frame(connection, wr, True)
     post_sends(connection)
     return connection.engine.wake_if_running()    # no event tells that it has completed
 
@@ -125,14 +100,23 @@ cdef bint post_control_if_allowed(Sender connection, uint32_t kind, bytes body) 
     return True
 
 
-cdef int say_held_abort(Sender connection) except -1:
-    """The peer's first frame has come, so we may send."""
+cdef bint say_abort(Sender connection, bytes body) except -1:
+    """Post an Abort if that may go; whether it did, or will when the peer's first frame comes."""
+    if connection.opened and not connection.may_send and not connection.broken:
+        connection.held_abort = body
+        return True
+    return post_control_if_allowed(connection, FRAME_ABORT, body)
+
+
+cdef int begin_to_send(Sender connection) except -1:
+    """We may send: the peer's first frame has come, or we need not wait for one."""
     cdef bytes body = connection.held_abort
+    connection.may_send = True
     if body is not None:
         connection.held_abort = None
         if not post_control_if_allowed(connection, FRAME_ABORT, body):
             connection.owner.control_sent(FRAME_ABORT)     # nothing to wait for
-        connection.broken = True
+        post_no_more(connection)
     return 0
 
 
@@ -145,19 +129,23 @@ cdef int credit_is_due(Sender connection) except -1:
     return 0
 
 
-cdef int hear_slot_size(Sender connection, uint32_t number, uint32_t slot_bytes) except -1:
-    """The peer says that its slots have another size from its receive of this number on."""
-    connection.peer_slots.hear(number, slot_bytes)
-    connection.frame_bytes = min(connection.peer_slots.limit, connection.slot_bytes)
+cdef bytes credit_body(Sender connection):
+    """What a Credit that goes now says besides what its header does. Whether there is more, is known afterwards."""
+    # frame_bytes: the peer's slots may be smaller than our buffers.
+    connection.body_due, body = connection.owner.credit_body(
+        connection.ledger.grantable, min(<uint32_t>(CONTROL_BYTES - HEADER), connection.frame_bytes))
+    return body
+
+
+cdef int slot_size_came(Sender connection, uint32_t number, uint32_t slot_bytes) except -1:
+    """The peer's slots get another size; see wire/slots.py."""
+    hear_slot_size(connection, number, slot_bytes)
     if connection.fill > connection.frame_bytes:
         # They have shrunk: what is in the open frame goes out in several.
         connection.backlog.put_first(PyBytes_FromStringAndSize(open_frame(connection) + HEADER, connection.fill))
-        connection.fill = 0
+        take_from_frame(connection, connection.fill)
     return connection.engine.flush_later(connection)
 
 
 cdef inline bint send_queue_has_room(Sender connection):
-    return (
-        connection.posted - connection.done < connection.data_slots
-        and (connection.frames != NULL or borrow_frames(connection))
-    )
+    return has_free_frame(connection) and (connection.frames != NULL or borrow_frames(connection))

@@ -1,5 +1,7 @@
 # The memory that connections send from: they have it while they send, and take turns.
 #
+# The open frame is the send slot that is being filled.
+#
 # A connection borrows memory for its send slots and control buffers when it has something to post. When nothing of it
 # is in flight any more, it likely sends again soon: up to WARM_MOST keep it, until the engine sleeps or another finds
 # none. If all of the pool's memory is lent, a connection waits (`in_want`) until another gives its own back. The pool
@@ -26,11 +28,44 @@ cdef bint borrow_frames(Sender connection):
     return True
 
 
+cdef inline char *open_frame(Sender connection) noexcept:
+    return connection.frames + (connection.frames_used % connection.data_slots) * connection.stride
+
+
+cdef inline bint fill_frame(Sender connection, const char *data, size_t n, bint stays) except -1:
+    """Copy bytes into the open frame, where they have room. False: their memory is gone, and the connection fails.
+
+    `stays`: the memory is a bytes object's, which is no file that somebody could shorten.
+    """
+    cdef char *to = open_frame(connection) + HEADER + connection.fill
+    if stays:
+        memcpy(to, data, n)
+    elif not carried(connection, to, data, n):
+        return False
+    connection.fill += <uint32_t>n
+    return True
+
+
+cdef inline void take_from_frame(Sender connection, uint32_t n) noexcept:
+    """Forget the last bytes of the open frame."""
+    connection.fill -= n
+
+
+cdef inline void frame_goes(Sender connection, bint is_inline) noexcept:
+    """The open frame is posted. If inline, its slot is free, and is the next one again."""
+    connection.fill = 0
+    connection.frames_used += not is_inline
+
+
+cdef inline bint has_free_frame(Sender connection) noexcept:
+    return connection.frames_sent - connection.done < connection.data_slots
+
+
 cdef inline bint nothing_in_flight(Sender connection) noexcept:
     """Whether the memory that it sends from has nothing in it."""
     return (
         connection.chunk is not None and connection.fill == 0
-        and connection.posted == connection.done and connection.controls_posted == connection.controls_done
+        and connection.frames_sent == connection.done and connection.controls_posted == connection.controls_done
     )
 
 

@@ -251,27 +251,15 @@ cdef class SharedRing:
         return self.post_later(slot)
 
     cdef inline int post_later(self, uint32_t slot) except -1:
-        cdef _Engine engine = self.engine
-        cdef uint32_t i = engine.recv_count
-        engine.recv_sge[i].addr = <uint64_t>self.slots[slot].address
-        engine.recv_sge[i].length = self.slot_bytes + HEADER
-        engine.recv_sge[i].lkey = self.slots[slot].lkey
-        engine.recv_wr[i].wr_id = self.wr_base | slot
-        engine.recv_wr[i].sg_list = &engine.recv_sge[i]
-        engine.recv_wr[i].num_sge = 1
-        engine.recv_wr[i].next = NULL
-        if i:
-            engine.recv_wr[i - 1].next = &engine.recv_wr[i]
-        engine.recv_count = i + 1
-        self.slots[slot].posted = True
-        if engine.recv_count == CHAIN:
+        cdef shared_slot *at = &self.slots[slot]
+        at.posted = True
+        if self.engine.chain_receive(self.wr_base | slot, at.address, self.slot_bytes + HEADER, at.lkey) == CHAIN:
             self.post()
         return 0
 
     cdef int post(self) except -1:
         cdef verbs.ibv_recv_wr *bad = NULL
-        cdef uint32_t count = self.engine.recv_count
-        self.engine.recv_count = 0
+        cdef uint32_t count = self.engine.take_receives()
         if count == 0:
             return 0
         self.posted += count
@@ -283,9 +271,8 @@ cdef class SharedRing:
     cdef int take_back(self, Inbox inbox) except -1:
         """Post consumed slots again, for the connection that needs them next."""
         cdef uint32_t i
-        for i in range(inbox.freed_count):
+        for i in range(inbox.take_freed()):
             self.post_again(inbox.freed[i])
-        inbox.freed_count = 0
         return self.post()
 
     cdef int promise(self, ring_share *share, Ledger ledger, uint32_t held, bint is_to_be_placed) except -1:

@@ -2,7 +2,7 @@
 # inbox to whoever wants them, and gives consumed slots back. It may call the application, which may do anything, also
 # end the connection or choose another sink.
 #
-# The base class is in receiver.pxi. A new kind of sink is a class here, and a line in `choose_sink` (opening.pxi).
+# The base class is in receiver.pxi. A new kind of sink is a class here, and a line in `choose_sink`.
 
 cdef extern from "Python.h":
     int PyContext_Enter(object) except -1
@@ -80,6 +80,7 @@ cdef class IntoBuffer(Sink):
         cdef Py_buffer view
         cdef ready_slot *entry
         cdef size_t taken = 0, n
+        cdef uint32_t size
         cdef bint may_place, short = False
         if self.landing is not None:
             if not self.landing.over:
@@ -107,10 +108,9 @@ cdef class IntoBuffer(Sink):
                         if not copy_carefully(<char *>view.buf + taken, entry.data + inbox.offset, n):
                             raise memory_is_gone("get_buffer")
                     taken += n
-                    inbox.offset += <uint32_t>n
-                    if inbox.offset == entry.length:
-                        short = entry.length < connection.frame_bytes
-                        inbox.first_consumed()
+                    size = entry.length
+                    if inbox.take(<uint32_t>n):
+                        short = size < connection.frame_bytes
             finally:
                 PyBuffer_Release(&view)
             target = None
@@ -129,8 +129,8 @@ cdef class IntoBuffer(Sink):
     cdef bint is_dry(self, Receiver connection) noexcept:
         """Whether the next byte of the stream is the next one for this protocol, and it wants it."""
         return (
-            connection.sink is self and connection.attached and connection.may_deliver and not connection.discarding
-            and not connection.broken and connection.inbox.count == 0
+            connection.sink is self and connection.attached and not connection.reading_paused
+            and not connection.discarding and not connection.broken and connection.inbox.count == 0
         )
 
     cdef AllocatedMemory memory_of(self, Receiver connection, Py_buffer *view):
@@ -208,3 +208,29 @@ cdef class IntoTls(Sink):
 cdef bint is_tls(protocol) except -1:
     module = sys.modules.get("rdmanet.stream.ssl_protocol")    # imported by whoever uses TLS
     return module is not None and type(protocol) in module.KINDS
+
+cdef int choose_sink(Receiver connection, object protocol, bint buffered) except -1:
+    """Look the protocol's callbacks up once, not once a message."""
+    cdef Sink before = connection.sink
+    into = getattr(protocol, "_rdma_sink", None)
+    if into is not None:
+        (<IntoReader?>into).joins(connection)
+        connection.sink = into
+    else:
+        connection.sink = (
+            IntoTls(protocol) if is_tls(protocol) else IntoBuffer(protocol) if buffered else DataReceived(protocol)
+        )
+    if before is not None and before is not connection.sink:
+        if connection.landings is not None:
+            take_memory_back(connection)
+        before.ends(connection)
+        before.leaves(connection)
+    return 0
+
+
+cdef int leave_sink(Receiver connection) except -1:
+    """The connection has ended: its slots have gone."""
+    sink, connection.sink = connection.sink, None
+    if sink is not None:
+        (<Sink>sink).leaves(connection)
+    return 0

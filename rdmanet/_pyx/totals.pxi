@@ -78,11 +78,11 @@ cdef int add_live(Receiver connection, connection_sums *sums) except -1:
     sums.connections += 1
     sums.bytes_unsent += unsent
     sums.bytes_registered += registered_bytes(connection)
-    sums.sends_in_flight += connection.posted - connection.done
+    sums.sends_in_flight += connection.frames_sent - connection.done
     sums.slots_held += connection.inbox.held + connection.inbox.freed_count
     if unsent and not connection.ledger.credits():
         sums.wait_for_peer += 1
-    elif unsent and connection.posted - connection.done >= connection.data_slots:
+    elif unsent and not has_free_frame(connection):
         sums.wait_for_device += 1
     sums.wait_for_reader += connection.inbox.count > 0
     return 0

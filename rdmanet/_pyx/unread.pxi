@@ -52,7 +52,7 @@ cdef class IntoReader(Sink):
         """Whether there are bytes in slots that may be taken."""
         cdef Receiver connection = self.connection
         return (
-            connection is not None and connection.attached and connection.inbox.count and connection.may_deliver
+            connection is not None and connection.attached and connection.inbox.count and not connection.reading_paused
             and connection.opened and connection.engine.pid == verbs.rn_pid
         )
 
@@ -97,9 +97,7 @@ cdef class IntoReader(Sink):
                 entry = inbox.at(0)
                 part = min(n, <size_t>(entry.length - inbox.offset))
                 n -= part
-                inbox.offset += <uint32_t>part
-                if inbox.offset == entry.length:
-                    inbox.first_consumed()
+                inbox.take(<uint32_t>part)
             slots_consumed(connection)
         # All is taken before any other code may run: a slice may have the collector run, and that may end a connection.
         if older:
@@ -192,6 +190,11 @@ cdef class IntoReader(Sink):
     cdef int ends(self, Receiver connection) except -1:
         if self.connection is connection:
             self.put_all_aside()
+        return 0
+
+    cdef int joins(self, Receiver connection) except -1:
+        """Its bytes come here from now on."""
+        self.connection = connection
         return 0
 
     cdef int leaves(self, Receiver connection) except -1:

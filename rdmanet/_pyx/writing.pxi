@@ -182,6 +182,36 @@ cdef int set_write_limits(Sender connection, object high, object low) except -1:
     return 0
 
 
+cdef inline void allow_writes(Sender connection, bint allowed) noexcept:
+    connection.writable = allowed
+
+
+cdef int forget_writes(Sender connection) except -1:
+    """No write from now on, and what is not posted is forgotten."""
+    allow_writes(connection, False)
+    connection.backlog.clear()
+    take_from_frame(connection, connection.fill)
+    return 0
+
+
+cdef int tell_when_flushed(Sender connection) except -1:
+    """Call `flushed` once nothing is left to post."""
+    connection.tell_flushed = True
+    connection.engine.flush_later(connection)
+    return connection.engine.wake()
+
+
+cdef int tell_of_place(Sender connection) except -1:
+    """Call `resume_writing` when a frame is free, and when all is posted."""
+    connection.tell_place = True
+    return set_write_limits(connection, 0, None)
+
+
+cdef inline void tell_writer_nothing(Sender connection) noexcept:
+    """Nobody is left to be told."""
+    connection.protocol_paused = connection.tell_flushed = False
+
+
 cdef int tell_room(Sender connection) except -1:
     """Tell whom it concerns what has been posted. Never from `write`: resume_writing() writes."""
     if (
@@ -210,19 +240,13 @@ cdef int resume_if_discarded(Sender connection) except -1:
 
 
 cdef inline size_t copy_in(Sender connection, const char *data, size_t size, bint stays) except? 0:
-    """Copy into the open frame, posting full ones on the way; returns how much found a place, or GONE.
-
-    `stays`: the memory is a bytes object's, which is no file that somebody could shorten.
-    """
+    """Copy into the open frame, posting full ones on the way; returns how much found a place, or GONE."""
     cdef size_t taken = 0, n
     while taken < size and send_queue_has_room(connection) and connection.fill < connection.frame_bytes:
         n = min(size - taken, <size_t>(connection.frame_bytes - connection.fill))
-        if stays:
-            memcpy(open_frame(connection) + HEADER + connection.fill, data + taken, n)
-        elif not carried(connection, open_frame(connection) + HEADER + connection.fill, data + taken, n):
+        if not fill_frame(connection, data + taken, n, stays):
             return GONE
         taken += n
-        connection.fill += <uint32_t>n
         if connection.fill == connection.frame_bytes:
             pump(connection, False)
     return taken
@@ -233,14 +257,14 @@ cdef size_t take_back_unposted(Sender connection, size_t size) except? 0:
     cdef size_t dropped = min(size, connection.backlog.size), unposted
     connection.backlog.drop_last(dropped)
     unposted = min(size - dropped, <size_t>connection.fill)
-    connection.fill -= <uint32_t>unposted
+    take_from_frame(connection, <uint32_t>unposted)
     set_blocked(connection, connection.backlog.size > 0 or connection.fill == connection.frame_bytes)
     return dropped + unposted
 
 
 cdef inline bint has_place(Sender connection) noexcept:
     """Whether there is a free frame, or part of one."""
-    return connection.fill < connection.frame_bytes and connection.posted - connection.done < connection.data_slots
+    return connection.fill < connection.frame_bytes and has_free_frame(connection)
 
 
 cdef object not_bytes_like(data):
