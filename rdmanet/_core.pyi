@@ -1056,8 +1056,7 @@ class Registration:
     @property
     def lkey(self) -> int:
         """The key of the memory."""
-    def close(self) -> None:
-        """It is not used any more."""
+    def close(self) -> None: ...
 
 def address_of(buffer: Buffer) -> int:
     """The address of the first byte of a contiguous buffer, which its owner may move when nobody holds its export."""
@@ -1088,12 +1087,9 @@ class RegistrationCache:
     def misses(self) -> int: ...
     @property
     def evictions(self) -> int: ...
-    def forget(self, reference: Any) -> None:
-        """A memoryview has ended."""
-    def close(self) -> None:
-        """Drop everything. What is in use ends with its use."""
-    def stats(self) -> dict[str, int]:
-        """How often memory was found registered, and how much of it is kept."""
+    def forget(self, reference: Any) -> None: ...
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
 
 # ---- allocation.pxi ----
 
@@ -1891,8 +1887,7 @@ class Watcher:
     def polls(self) -> int: ...
     @property
     def messages(self) -> int: ...
-    def pass_(self) -> None:
-        """One pass, as call_soon runs it."""
+    def pass_(self) -> None: ...
 
 # ---- operation.pxi, awaited.pxi: what verbs_async/queues.py and regions.py build on ----
 
@@ -1909,24 +1904,14 @@ class Operation(Generic[_R]):
         rkey: int,
         compare_add: int = 0,
         swap: int = 0,
-    ) -> Operation[None]:
-        """A one-sided request on a connection of the byte stream; its post() posts it, its end() ends it.
-
-        :param future: which is told of the end
-        :param compare_add: for an atomic operation, as `swap` is: see SendWR
-        """
-    def post(self, connection: Connection) -> bool:
-        """Post it beside the frames of a stream; False if there is no room now."""
-    def end(self, error: BaseException | None = None) -> None:
-        """It has completed, or never will: then `error` says why. Doing it again does nothing."""
-    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError:
-        """The exception for its completion, which failed."""
+    ) -> Operation[None]: ...
+    def post(self, connection: Connection) -> bool: ...
+    def end(self, error: BaseException | None = None) -> None: ...
+    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError: ...
     @property
     def done(self) -> bool: ...
-    def wait(self) -> Awaitable[_R]:
-        """The loop's future of its end: what result() returns or raises."""
-    def close_after(self, resource: Any) -> None:
-        """Close what the device needs until this has ended: then, or now if it has."""
+    def wait(self) -> Awaitable[_R]: ...
+    def close_after(self, resource: Any) -> None: ...
     def result(self) -> _R:
         """The completion, of a chain a list of them, of an atomic operation what was there before.
 
@@ -1945,14 +1930,12 @@ class Blocks:
 
     future: Any
     def __new__(cls, future: Any, opcode: int, at_once: int, piece: int) -> Self: ...
-    def __len__(self) -> int:
-        """How many requests it is."""
+    def __len__(self) -> int: ...
     @property
     def done(self) -> bool: ...
     @property
     def moved(self) -> int: ...
-    def add(self, view: Buffer, lkey: int, address: int, rkey: int) -> None:
-        """One block: all of this memory, and the peer's at this address. Both live until it has ended."""
+    def add(self, view: Buffer, lkey: int, address: int, rkey: int) -> None: ...
     def add_rows(
         self, view: Buffer, lkey: int, address: int, rkey: int, row_bytes: int, rows: int, indices: Buffer
     ) -> None:
@@ -1967,14 +1950,10 @@ class Blocks:
 
         :raises OSError: the connection is lost
         """
-    def close_after(self, resource: Any) -> None:
-        """Close this when it has ended, before the future is told."""
-    def stop(self, error: BaseException | None = None) -> None:
-        """Post nothing more. It ends when nothing is in flight, or now; then the future gets this error, if any."""
-    def end(self, error: BaseException | None = None) -> None:
-        """The queue pair is gone: what is in flight will not complete, and no device touches its memory."""
-    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError:
-        """The exception for the completion of one of them, which failed."""
+    def close_after(self, resource: Any) -> None: ...
+    def stop(self, error: BaseException | None = None) -> None: ...
+    def end(self, error: BaseException | None = None) -> None: ...
+    def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError: ...
 
 @final
 class OperationQueue:
@@ -1990,17 +1969,12 @@ class OperationQueue:
     @property
     def watcher(self) -> CompletionWatcher: ...
     @property
-    def waiting(self) -> int:
-        """How many operations wait for a place in the queue."""
+    def waiting(self) -> int: ...
     @property
-    def in_flight(self) -> int:
-        """How many requests are on the device."""
-    def close(self) -> None:
-        """After the queue pair was closed: end what waits for its turn, and give back what was reserved."""
-    def receive(self, sg_list: _SGList) -> Operation[WC]:
-        """RECV."""
-    def send(self, opcode: int, sg_list: _SGList, flags: int, imm_data: int = 0) -> Operation[WC]:
-        """SEND or SEND_WITH_IMM."""
+    def in_flight(self) -> int: ...
+    def close(self) -> None: ...
+    def receive(self, sg_list: _SGList) -> Operation[WC]: ...
+    def send(self, opcode: int, sg_list: _SGList, flags: int, imm_data: int = 0) -> Operation[WC]: ...
     def rdma(
         self, opcode: int, sg_list: _SGList, remote: _Remote, flags: int, imm_data: int = 0
     ) -> Operation[WC]:
@@ -2014,11 +1988,7 @@ class OperationQueue:
         :raises IndexError: the remote memory is shorter than 8 bytes
         :raises ValueError: its address is not a multiple of 8
         """
-    def bind(self, mw: MW, bind: MWBind) -> Operation[WC]:
-        """A window of type 1.
-
-        :param bind: an MWBind; its wr_id means nothing
-        """
+    def bind(self, mw: MW, bind: MWBind) -> Operation[WC]: ...
     def batch(self, requests: Iterable[SendWR]) -> Operation[list[WC]]:
         """Requests made elsewhere, as one chain.
 
@@ -2033,8 +2003,7 @@ class CompletionWatcher(Watcher):
     """
 
     def __init__(self, cq: CQ, notifier: Any, busy_poll: float | None = None) -> None: ...
-    def mine(self) -> None:
-        """Raise in any other thread but the loop's, for as long as that one lives."""
+    def mine(self) -> None: ...
     @property
     def cq(self) -> CQ: ...
     @property
@@ -2043,16 +2012,11 @@ class CompletionWatcher(Watcher):
     def found(self) -> deque[WC]: ...
     @property
     def completions(self) -> int: ...
-    def close(self) -> None:
-        """Stop watching; those who wait are told. The completion queue is its owner's to close."""
-    def wait(self) -> Awaitable[None]:
-        """A future that has a result when there may be something in found, or an end to it."""
-    def look(self) -> None:
-        """Take what is there now."""
-    def readable(self) -> None:
-        """The channel is: take its events, or none if it was a false alarm, then look."""
-    def stats(self) -> dict[str, int]:
-        """Counters since it began: how often it looked, slept, was woken, and for how much."""
+    def close(self) -> None: ...
+    def wait(self) -> Awaitable[None]: ...
+    def look(self) -> None: ...
+    def readable(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
 
 # ---- cm.pxi ----
 
@@ -2344,8 +2308,7 @@ class GrownRings:
 
     idle_s: float
     def __new__(cls, engine: StreamEngine) -> Self: ...
-    def look(self) -> None:
-        """The timer has ended: shrink what is idle, and look at the rest again."""
+    def look(self) -> None: ...
 
 @final
 class KeepAlive:
@@ -2356,8 +2319,7 @@ class KeepAlive:
 
     probes: int
     def __new__(cls, engine: StreamEngine, library: Library) -> Self: ...
-    def look(self) -> None:
-        """The time has come."""
+    def look(self) -> None: ...
 
 class StreamEngine(Watcher):
     """All connections of one event loop on one device; see _pyx/engine.pxi."""
@@ -2371,26 +2333,16 @@ class StreamEngine(Watcher):
     grown: GrownRings
     alive: KeepAlive
     @property
-    def can_share(self) -> bool:
-        """Whether the device has shared receive queues."""
-
+    def can_share(self) -> bool: ...
     @property
-    def reads_in_place(self) -> bool:
-        """Whether the device reads bytes from where they are, without a registration (on-demand paging)."""
-
-    def has_windows(self) -> bool:
-        """Whether the device has memory windows of type 2, which bind keys to one connection."""
-
-    def confines_peers(self) -> bool:
-        """Whether a window of type 2 lets a peer write to its bytes only. Soft-RoCE's is good for the whole region."""
-
+    def reads_in_place(self) -> bool: ...
+    def has_windows(self) -> bool: ...
+    def confines_peers(self) -> bool: ...
     def __new__(
         cls, loop: asyncio.AbstractEventLoop, notifier: Any, context: Context, busy_poll: float | None = None
     ) -> Self: ...
     def set_busy_poll(self, busy_poll: float | None) -> None: ...
-    def set_place_bytes(self, least: int) -> None:
-        """Copy reads of less than `least` bytes; those of less than PLACE_BYTES are copied in any case."""
-
+    def set_place_bytes(self, least: int) -> None: ...
     def reserve(self, entries: int) -> CQ: ...
     def unreserve(self, cq: CQ, entries: int) -> None: ...
     @property
@@ -2413,11 +2365,8 @@ class IntoReader:
     """Where an RdmaStreamReader's bytes go, and what is unread; see _pyx/unread.pxi."""
 
     def __new__(cls, loop: asyncio.AbstractEventLoop, limit: int) -> Self: ...
-    def take_unread(self) -> bytes:
-        """What has come and nobody has read, as `bytes`. It is no longer to be read here."""
-
-    def loses(self, exc: BaseException) -> None:
-        """The connection is lost. What has come before is read first."""
+    def take_unread(self) -> bytes: ...
+    def loses(self, exc: BaseException) -> None: ...
 
 class CompiledReader:
     """What asyncio.StreamReader does, and its attributes, by an IntoReader: the first base of RdmaStreamReader."""
@@ -2471,33 +2420,14 @@ class BlockingEnd:
     lost: bool
     error: Exception | None
     def __new__(cls, private: Any, *args: Any) -> Self: ...
-    def connected(self, connection: Connection, fd: int) -> None:
-        """The connection is made. Everything that happens to it makes `fd` readable."""
-
-    def changed(self) -> None:
-        """Wake whoever waits on the loop: one half has ended, or the connection, or there is room."""
-
-    def notify(self, waiter: asyncio.Future[None]) -> None:
-        """Have a future's result set by the next change, or by the next bytes."""
-
-    def may_go_on(self, what: int) -> bool:
-        """Whether a call need not wait (any more)."""
-
-    def run_by_loop(self) -> None:
-        """From now on the loop runs the engine's passes, until the next call waits."""
-
-    def recv(self, size: int, timeout: float | None) -> bytes:
-        """Wait for at least one byte, and return at most `size`; b"" at the end."""
-
-    def readinto(self, buffer: Buffer, timeout: float | None) -> int:
-        """Like recv(), but into `buffer`; returns the number of bytes."""
-
-    def write(self, data: Buffer, timeout: float | None, whole: bool) -> int:
-        """Return the length of `data`, in bytes, once all of it has been posted.
-
-        If time runs out and not `whole`, return how many bytes were posted, or raise TimeoutError if none was; later
-        calls send none of the others. What is left when an exception ends the call otherwise goes out in later calls.
-        """
+    def connected(self, connection: Connection, fd: int) -> None: ...
+    def changed(self) -> None: ...
+    def notify(self, waiter: asyncio.Future[None]) -> None: ...
+    def may_go_on(self, what: int) -> bool: ...
+    def run_by_loop(self) -> None: ...
+    def recv(self, size: int, timeout: float | None) -> bytes: ...
+    def readinto(self, buffer: Buffer, timeout: float | None) -> int: ...
+    def write(self, data: Buffer, timeout: float | None, whole: bool) -> int: ...
 
 class Connection:
     """One connection of the byte stream; see _pyx/connection.pxi and, for its owner, connection.py."""
@@ -2509,37 +2439,13 @@ class Connection:
     protocol_paused: bool
     reading: bool
     def __init__(self, owner: object, reference_writes: bool = True, spill_bytes: int = 0) -> None: ...
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send `data`, a bytes-like object; never blocks (asyncio.WriteTransport.write).
-
-        Exact `bytes` of 16 KiB and more, and memoryviews of 256 KiB and more, may be read by the device where they lie,
-        after this returns. If it is memory that can change, pause_writing() is called, and resume_writing() when it
-        has been read. Otherwise, and in all other cases, it is consumed or copied before this returns.
-        """
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send all buffers of an iterable, in one step: nothing is sent if one of them is not bytes-like.
-
-        pause_writing() is called after the last, so nothing that it does can cut the others, or come between them.
-        """
-
-    def get_write_buffer_size(self) -> int:
-        """Bytes accepted by write() and not yet handed to the device, or read by it from memory that can change."""
-
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
     @property
-    def borrows_memory(self) -> bool:
-        """Whether something is written, and not read yet, that lies in memory that can change."""
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """(low, high), in bytes."""
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """When pause_writing and resume_writing are called, in bytes of get_write_buffer_size().
-
-        As asyncio.WriteTransport.set_write_buffer_limits: high defaults to 64 KiB (or four times low),
-        low to a quarter of high. Raises ValueError unless high >= low >= 0.
-        """
-
+    def borrows_memory(self) -> bool: ...
+    def get_write_buffer_limits(self) -> tuple[int, int]: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
     def attach(
         self,
         engine: StreamEngine,
@@ -2552,26 +2458,15 @@ class Connection:
     @property
     def first_slot_bytes(self) -> int: ...
     @property
-    def promised(self) -> int:
-        """Data slots of a shared ring that it was promised."""
-
+    def promised(self) -> int: ...
     def start(self, qp: QP) -> None: ...
     def agree(self, ledger: Ledger, frame_bytes: int, depth: int, solicits: bool = False) -> None: ...
     def hear_slots(self, number: int, slot_bytes: int) -> None: ...
-    def keep_alive(self, on: bool, idle: float, interval: float, count: int) -> None:
-        """Whether to look, after `idle` seconds without a frame, if the peer's host is there: keepalive.pxi.
-
-        If it has not answered for `interval` * `count` seconds, the connection is lost.
-        """
-
+    def keep_alive(self, on: bool, idle: float, interval: float, count: int) -> None: ...
     @property
-    def kept_alive(self) -> tuple[bool, float, float, int]:
-        """What `keep_alive` was told: whether it is on, idle and interval in seconds, count."""
-
+    def kept_alive(self) -> tuple[bool, float, float, int]: ...
     @property
-    def probed(self) -> bool:
-        """Whether it is probed: the embedded device knows without of peers that it reaches through memory."""
-
+    def probed(self) -> bool: ...
     @property
     def grows(self) -> bool: ...
     @property
@@ -2584,29 +2479,15 @@ class Connection:
     def lose_operations(self) -> None: ...
     def lose_loans(self) -> None: ...
     @property
-    def places(self) -> bool:
-        """Whether both sides know direct placement."""
-
-    def placement_news(self) -> tuple[tuple[tuple[Want, ...], int, int] | None, bool]:
-        """What a Credit that goes now has to say of it: (wants, unwanted, answered) or None; whether there is more."""
-
-    def hear_placement(self, wants: tuple[Want, ...], unwanted: int, answered: int) -> None:
-        """What the peer's Credit says of it. Raises ProtocolError."""
-
+    def places(self) -> bool: ...
+    def placement_news(self) -> tuple[tuple[tuple[Want, ...], int, int] | None, bool]: ...
+    def hear_placement(self, wants: tuple[Want, ...], unwanted: int, answered: int) -> None: ...
     @property
-    def placing_unanswered(self) -> int:
-        """What the peer has not answered yet, asked to let go of memory: a serial number, or 0."""
-
-    def end_keys(self) -> None:
-        """The queue pair is about to be destroyed: end the keys of memory that the peer may write to."""
-
+    def placing_unanswered(self) -> int: ...
+    def end_keys(self) -> None: ...
     @property
-    def lands(self) -> bool:
-        """Whether the peer may still write to memory that a read has named."""
-
-    def lose_landings(self) -> None:
-        """After the queue pair is destroyed: nobody writes to memory of ours any more."""
-
+    def lands(self) -> bool: ...
+    def lose_landings(self) -> None: ...
     def bind(self, protocol: asyncio.BaseProtocol, buffered: bool) -> None: ...
     def send_control(self, kind: int, body: bytes = b"") -> bool: ...
     def say_abort(self, body: bytes) -> bool: ...
