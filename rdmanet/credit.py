@@ -210,17 +210,6 @@ REGION_ACCESS_MASK: Final = 2 | 4 | 8
 """IBV_ACCESS_REMOTE_WRITE, _READ and _ATOMIC: the access rights that a region may have."""
 
 
-class Credit(
-    msgspec.Struct, tag=int(Kind.CREDIT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
-):
-    """A grant with updates of memory regions. A grant alone needs no body: the header contains it."""
-
-    granted: U32
-    regions: tuple[Region, ...] = ()
-    revoked: tuple[U32, ...] = ()
-    acked: tuple[U32, ...] = ()
-
-
 class Want(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """Memory that bytes of the stream may be written to; placement.py has the rules."""
 
@@ -232,23 +221,22 @@ class Want(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknow
     flags: U32
 
 
-class PlacementCredit(Credit, tag=int(Kind.CREDIT), frozen=True, gc=False, forbid_unknown_fields=True):
-    """A Credit with news of direct placement, for a peer that knows it. 0 means that nothing is said.
+class Credit(
+    msgspec.Struct, tag=int(Kind.CREDIT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    """A grant with news of memory regions, of direct placement, and of the sender's slots.
 
-    In one body ``unwanted`` counts before ``wants``.
+    A grant alone needs no body: the header contains it. 0 means that nothing is said. ``unwanted`` counts before
+    ``wants``. From receive number ``slots_from`` on a slot of the sender's holds ``slot_bytes`` bytes.
     """
 
+    granted: U32
+    regions: tuple[Region, ...] = ()
+    revoked: tuple[U32, ...] = ()
+    acked: tuple[U32, ...] = ()
     wants: tuple[Want, ...] = ()
     unwanted: U32 = 0
     answered: U32 = 0
-
-
-class GrowthCredit(PlacementCredit, tag=int(Kind.CREDIT), frozen=True, gc=False, forbid_unknown_fields=True):
-    """The same with news of the sender's slots, for a peer that knows that they grow. 0 means that nothing is said.
-
-    From receive number ``slots_from`` on its slots hold ``slot_bytes`` bytes; slots.py has the rules.
-    """
-
     slots_from: U32 = 0
     slot_bytes: U32 = 0
 
@@ -313,22 +301,18 @@ def unpack_credit(
 ) -> Credit:
     """Parse a Credit's body; `granted` is that of the frame's header. An empty body is a pure grant.
 
-    With `placement` and `growth`, which both sides have agreed on, it is a PlacementCredit or a GrowthCredit.
+    `placement`, `growth`: both sides have agreed on that.
 
     The region that a name, an address or an id belongs to is checked here as far as it can be
     without knowing the others; offers.py knows them.
     """
     if not len(body):
-        return GrowthCredit(granted) if growth else PlacementCredit(granted) if placement else Credit(granted)
-    credit: Credit
-    if growth:
-        credit = grown = _decode(_growth_decoder, body, GrowthCredit)
-        if not placement and (grown.wants or grown.unwanted or grown.answered):
-            raise ProtocolError("a Credit has news of direct placement, which was not agreed on")
-    elif placement:
-        credit = _decode(_placement_decoder, body, PlacementCredit)
-    else:
-        credit = _decode(_credit_decoder, body, Credit)
+        return Credit(granted)
+    credit = _decode(_credit_decoder, body, Credit)
+    if not placement and (credit.wants or credit.unwanted or credit.answered):
+        raise ProtocolError("a Credit has news of direct placement, which was not agreed on")
+    if not growth and (credit.slots_from or credit.slot_bytes):
+        raise ProtocolError("a Credit has news of slots that grow, which was not agreed on")
     if credit.granted != granted:
         raise ProtocolError(f"a Credit grants {credit.granted} credits, but its header grants {granted}")
     for region in credit.regions:
@@ -423,8 +407,6 @@ def _cut(reason: str) -> str:
 _hello_decoder: "msgspec.msgpack.Decoder[Hello]" = msgspec.msgpack.Decoder(Hello)
 _refusal_decoder: "msgspec.msgpack.Decoder[Refusal]" = msgspec.msgpack.Decoder(Refusal)
 _credit_decoder: "msgspec.msgpack.Decoder[Credit]" = msgspec.msgpack.Decoder(Credit)
-_placement_decoder: "msgspec.msgpack.Decoder[PlacementCredit]" = msgspec.msgpack.Decoder(PlacementCredit)
-_growth_decoder: "msgspec.msgpack.Decoder[GrowthCredit]" = msgspec.msgpack.Decoder(GrowthCredit)
 _abort_decoder: "msgspec.msgpack.Decoder[Abort]" = msgspec.msgpack.Decoder(Abort)
 
 

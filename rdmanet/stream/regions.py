@@ -205,11 +205,11 @@ class Regions:
         if news is None:
             body = self._offers.next_credit_body(room, granted)
             return self._offers.pending, b"" if body is None else credit.pack_credit(body)
-        placement = credit.PlacementCredit(granted, (), (), (), *news)
+        placement = credit.Credit(granted, (), (), (), *news)
         room -= len(credit.pack_credit(placement)) - len(credit.pack_credit(credit.Credit(granted)))
         body = self._offers.next_credit_body(room, granted)
         if body is not None:
-            placement = credit.PlacementCredit(granted, body.regions, body.revoked, body.acked, *news)
+            placement = credit.Credit(granted, body.regions, body.revoked, body.acked, *news)
         return self._offers.pending or more, credit.pack_credit(placement)
 
     def credit_received(self, body: bytes, granted: int) -> None:
@@ -217,9 +217,9 @@ class Regions:
         assert self._owner is not None  # no frame comes when the connection has been taken apart
         connection = self.connection
         unpacked = credit.unpack_credit(body, granted, connection.places, connection.grows)
-        if isinstance(unpacked, credit.GrowthCredit) and (unpacked.slot_bytes or unpacked.slots_from):
+        if unpacked.slot_bytes or unpacked.slots_from:
             connection.hear_slots(unpacked.slots_from, unpacked.slot_bytes)
-        if connection.places and isinstance(unpacked, credit.PlacementCredit):
+        if connection.places:
             connection.hear_placement(unpacked.wants, unpacked.unwanted, unpacked.answered)
         news = self._offers.received(unpacked)
         for region_id in news.acked:

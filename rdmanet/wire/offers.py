@@ -220,8 +220,9 @@ class Offers:
 
 
 # msgpack: one byte for the array, one for the tag, five for the grant, three for each of the
-# arrays in it. None of those is longer than ALIVE_MAX, so three bytes are enough for its length.
-_CREDIT_BYTES: Final = 1 + 1 + 5 + 3 * 3
+# arrays in it, one for each of the five fields that say nothing of regions (whoever fills them takes their room away).
+# None of those arrays is longer than ALIVE_MAX, so three bytes are enough for its length.
+_CREDIT_BYTES: Final = 1 + 1 + 5 + 3 * 3 + 5
 
 _encode = msgspec.msgpack.encode
 

@@ -351,7 +351,6 @@ class Liar:
             self.ledger.slots_freed(1)
         elif header.kind == CREDIT and body:
             news = credit.unpack_credit(body, header.granted, True)
-            assert isinstance(news, credit.PlacementCredit)
             self.wants.hear(news.answered)
             self.peer_wants.hear(news.wants, news.unwanted)
 
@@ -383,9 +382,7 @@ class Liar:
         self.ledger.control_sent(kind)
         if kind == CREDIT:
             granted = self.ledger.granted
-            body = credit.pack_credit(
-                credit.PlacementCredit(granted, (), (), (), tuple(said), unwanted, answered)
-            )
+            body = credit.pack_credit(credit.Credit(granted, (), (), (), tuple(said), unwanted, answered))
         return await self.post(kind, body)
 
     def spoilt_news(self, said: list[credit.Want], unwanted: int, answered: int) -> tuple[list, int, int]:

@@ -306,7 +306,7 @@ async def connected(bare: BarePeer, hello: bytes = GROWING_HELLO) -> Recorder:
 
 
 def says(number: int, size: int, granted: int = 16) -> bytes:
-    body = credit.pack_credit(credit.GrowthCredit(granted, slots_from=number, slot_bytes=size))
+    body = credit.pack_credit(credit.Credit(granted, slots_from=number, slot_bytes=size))
     return frame(CREDIT, body, granted=granted)
 
 
@@ -341,7 +341,7 @@ async def test_whoever_has_not_agreed_may_not_say_it(net: Net, bare):
 
 async def test_placement_has_to_be_agreed_on_too(net: Net, bare):
     protocol = await connected(bare)
-    bare.post(frame(CREDIT, credit.pack_credit(credit.GrowthCredit(16, unwanted=1))))
+    bare.post(frame(CREDIT, credit.pack_credit(credit.Credit(16, unwanted=1))))
     assert isinstance(await protocol.until_lost(), ProtocolError)
 
 

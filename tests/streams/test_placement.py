@@ -806,7 +806,6 @@ async def test_a_peer_that_does_not_know_it(net: Net, bare: BarePeer):
 
 async def said(bare: BarePeer) -> credit.Want:
     news = await bare.news()
-    assert isinstance(news, credit.PlacementCredit)
     (want,) = news.wants
     return want
 
@@ -859,9 +858,9 @@ async def test_the_key_is_good_for_nothing_when_the_read_is_over(net: Net, bare:
         bare.post(frame(CREDIT, reaped=2))  # else it would ask by a Ping first
         reading.cancel()
         news = await bare.news()
-        assert isinstance(news, credit.PlacementCredit) and news.unwanted == 1
+        assert news.unwanted == 1
         assert not reading.done()
-        answer = credit.PlacementCredit(16, (), (), (), (), 0, 1)
+        answer = credit.Credit(16, (), (), (), (), 0, 1)
         bare.post(frame(CREDIT, credit.pack_credit(answer), reaped=3))
         with pytest.raises(asyncio.CancelledError):
             await reading
@@ -889,7 +888,7 @@ async def test_only_the_named_bytes_can_be_written(net: Net, bare: BarePeer):
 
 
 def _credit(*fields: object) -> bytes:
-    return frame(CREDIT, credit.pack_credit(credit.PlacementCredit(16, (), (), (), *fields)), reaped=1)
+    return frame(CREDIT, credit.pack_credit(credit.Credit(16, (), (), (), *fields)), reaped=1)
 
 
 LIES = {

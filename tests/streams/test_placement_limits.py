@@ -177,7 +177,7 @@ async def test_a_peer_that_does_not_let_go_when_another_protocol_takes_over(net:
     protocol = Waiting()
     writer.transport.set_protocol(protocol)
     news = await bare.news()
-    assert isinstance(news, credit.PlacementCredit) and news.unwanted == 1
+    assert news.unwanted == 1
     error = await protocol.lost
     assert isinstance(error, TimeoutError) and "has not let go" in str(error)
     reading.cancel()
@@ -195,9 +195,9 @@ async def test_each_time_the_peer_has_as_long_to_let_go(net: Net, bare: BarePeer
         bare.post(frame(CREDIT, reaped=bare.reaped))
         reading.cancel()
         news = await bare.news()
-        assert isinstance(news, credit.PlacementCredit) and news.unwanted == serial
+        assert news.unwanted == serial
         if serial == 1:
-            answer = credit.PlacementCredit(16, answered=serial)
+            answer = credit.Credit(16, answered=serial)
             bare.post(frame(CREDIT, credit.pack_credit(answer), reaped=bare.reaped))
         with pytest.raises((asyncio.CancelledError, ConnectionError)):
             await reading
