@@ -40,15 +40,11 @@ EXCUSED: dict[str, set[str]] = {
     "window": {"workrequest"},
     "workrequest": {"bufferpool"},
     "inflight": {"awaited", "operation"},
-    "completion": {"queuepair", "routing", "srq"},
-    "extendedcq": {"routing"},
+    "completion": {"collecting", "queuepair", "srq"},
     "queuepair": {"qpcreating", "qpposting", "wrsession"},
     "qpposting": {"operation"},
     "cmevent": {"cm"},
     "operation": {"awaited"},
-    "awaited": {"routing"},
-    "lease": {"readrequest", "unread"},
-    "unread": {"readrequest"},
 }
 """Uses that a part may not have, by its name."""
 

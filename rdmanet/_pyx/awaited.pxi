@@ -451,7 +451,7 @@ cdef class CompletionWatcher(Watcher):
             self.messages += self.completion_count - self.completion_next
             while self.completion_next < self.completion_count:
                 self.completion_next += 1
-                route_to_awaiter(self, &self.completions[self.completion_next - 1])
+                route_to_awaiter(self.cq, self.found, &self.completions[self.completion_next - 1])
             if self.backlogged:
                 for queue in self.backlogged:
                     queue.advance()

@@ -67,27 +67,3 @@ cdef class Leased:
                 slots_consumed(connection)
         elif chunk.given and chunk.leases == 0:
             chunk.pool.give(chunk)
-
-
-@cython.final
-cdef class Lease:
-    """What RdmaStreamReader.lease() returns: an asynchronous context manager, to be entered once."""
-
-    cdef IntoReader into
-    cdef Py_ssize_t at_least
-    cdef Leased leased
-    cdef object view
-
-    async def __aenter__(self):
-        if self.view is not None:
-            raise RuntimeError("a lease is entered once; call lease() again")
-        self.leased = await ReadRequest(self.into, READ_LEASE, self.at_least)
-        self.view = memoryview(self.leased)
-        return self.view
-
-    async def __aexit__(self, *exc):
-        try:
-            self.view.release()
-        except BufferError:
-            pass    # something that is made of it lives on
-        self.leased.end()

@@ -193,3 +193,16 @@ cdef class Operation:
         self.binding = None
         self.closing = None
         return 0
+
+
+cdef inline int route_to_awaiter(CQ cq, object found, verbs.ibv_wc *c) except -1:
+    """End the operation that has completed, or put the completion with those to be collected."""
+    cdef WC wc = route_to_request(cq, c)
+    cdef Operation operation
+    if wc is None:
+        return 0
+    if type(wc.wr_id) is Operation:
+        operation = wc.wr_id    # ended() takes it from there, and it may be the last one to hold it
+        return operation.ended(wc)
+    found.append(wc)
+    return 0

@@ -211,6 +211,30 @@ cdef tuple separators_of(separator):
     return tuple([bytes(one) for one in separators])
 
 
+@cython.final
+cdef class Lease:
+    """What RdmaStreamReader.lease() returns: an asynchronous context manager, to be entered once."""
+
+    cdef IntoReader into
+    cdef Py_ssize_t at_least
+    cdef Leased leased
+    cdef object view
+
+    async def __aenter__(self):
+        if self.view is not None:
+            raise RuntimeError("a lease is entered once; call lease() again")
+        self.leased = await ReadRequest(self.into, READ_LEASE, self.at_least)
+        self.view = memoryview(self.leased)
+        return self.view
+
+    async def __aexit__(self, *exc):
+        try:
+            self.view.release()
+        except BufferError:
+            pass    # something that is made of it lives on
+        self.leased.end()
+
+
 cdef ReadRequest read_into(IntoReader into, read_kind kind, buffer):
     cdef ReadRequest request
     cdef Py_buffer view

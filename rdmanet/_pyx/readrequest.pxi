@@ -45,7 +45,7 @@ cdef class PlacedRead:
 
 @cython.final
 @cython.no_gc_clear
-cdef class ReadRequest(Immediate):
+cdef class ReadRequest(WaitingRead):
     """One read."""
 
     cdef IntoReader sink
@@ -59,7 +59,6 @@ cdef class ReadRequest(Immediate):
     cdef object separators      # a tuple of bytes, by length
     cdef list chunks            # of all that comes until the end
     cdef PlacedRead placed      # None: no bytes can be placed
-    cdef object future
     cdef object result          # while `future` has it and nobody was given it
 
     def __cinit__(self, IntoReader sink, read_kind kind, Py_ssize_t size):

@@ -22,13 +22,28 @@ cdef enum:
     FAIR_NS = 100000
 
 
+@cython.no_gc_clear
+cdef class WaitingRead(Immediate):
+    """A read that has not all it wants; see ReadRequest."""
+
+    cdef object future
+
+    cdef int proceed(self) except -1:
+        """Something has come, or is over."""
+        raise NotImplementedError
+
+    cdef int begin_anew(self) except -1:
+        """What it has, it has not read: other bytes are to come first."""
+        raise NotImplementedError
+
+
 @cython.final
 cdef class IntoReader(Sink):
     """Where an RdmaStreamReader's bytes go, and what is unread."""
 
     cdef Receiver connection          # None before there is one and after it has ended
     cdef object aside                   # bytearray
-    cdef ReadRequest reading            # who waits, or None
+    cdef WaitingRead reading            # who waits, or None
     cdef object waiter                  # what somebody has set StreamReader._waiter to
     cdef object exception               # reads raise it at once
     cdef object lost                    # why the connection is lost: they raise it where they would wait
