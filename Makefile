@@ -23,7 +23,7 @@ sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-starting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines
+.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-connecting bench-starting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines frameworks
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -193,6 +193,15 @@ build/engines/.done: requirements/engines.txt $(VENV)/.run
 
 engines: build $(VENV)/.test build/engines/.done ## try NIXL, Mooncake, DLSlime and PeerCache, unmodified, on the embedded device
 	@RDMANET_TEST_ENGINES=build/engines/bin/python $(py) -m pytest -c tests/engines/pytest.ini --rootdir tests/engines tests/engines $(ARGS)
+
+# In an environment of its own. rdmanet's own tests need none of it.
+build/frameworks/.done: requirements/frameworks.txt $(VENV)/.run
+	@$(PYTHON) -m venv --clear build/frameworks
+	@scripts/progress "installing frameworks to try" build/frameworks/bin/python -m pip install --quiet $(locked) --requirement requirements/frameworks.txt
+	@touch $@
+
+frameworks: build build/frameworks/.done ## try Dask over rdmanet
+	@build/frameworks/bin/python -m pytest -c tests/frameworks/pytest.ini --confcutdir tests/frameworks tests/frameworks $(ARGS)
 
 foreign: build ## run Debian's RDMA programs, and transfer engines if they are installed, on the embedded device (ten minutes); writes the table in docs/soft-device.md
 	@$(py) scripts/foreign.py --write $(ARGS)

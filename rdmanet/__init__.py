@@ -6,6 +6,7 @@ The layers, from the top; a module imports only what stands below it:
 
     cli/          the command line: ``rdmanet``
     testing       a pytest plugin: fault injection for RDMA programs
+    frameworks/   other frameworks over RDMA: Dask
     loop/         any asyncio program over RDMA: an event loop that chooses between RDMA and TCP
     rpc/          calls of typed functions in other processes
     tensors/      memory of other processes, which one reads and writes one-sidedly

@@ -132,7 +132,7 @@ ROOMS = [
     [{"loop"}],
     # the package itself, and modules of it: the public names
     [{""}, PUBLIC_NAMES],
-    [{"cli", "__main__"}, {"testing"}],
+    [{"cli", "__main__"}, {"testing"}, {"frameworks"}],
 ]
 # Packages whose modules have places of their own; of the others the package has one.
 DIVIDED = {"base", "wire", "verbs", "stream", "rpc", "streams"}

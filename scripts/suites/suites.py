@@ -230,6 +230,7 @@ SUITES: dict[str, Callable[[], Step]] = {
     ),
     "c-tsan": partial(c_suite, "c-tsan", "thread"),
     "engines": partial(make, "engines", "engines", limit=1800),
+    "frameworks": partial(make, "frameworks", "frameworks", limit=1200),
     "fuzz": partial(make, "fuzz", "fuzz", "SECONDS=10"),
 }
 

@@ -42,7 +42,7 @@ def logged() -> Iterator[tuple[str, str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         part = path.relative_to(PACKAGE).parts[0]
         if part != "cli" and "logger" in (text := path.read_text()):
-            name = f"rdmanet.{part}" if part in ("rpc", "tensors") else "rdmanet"
+            name = f"rdmanet.{part}" if part in ("rpc", "tensors", "frameworks") else "rdmanet"
             for level, line in literals(ast.parse(text)):
                 yield name, level, line
     for path in sorted(PACKAGE.rglob("*.pxi")):
