@@ -377,9 +377,14 @@ class Regions:
         """A work request will not complete: the queue pair is gone."""
         operation.end(self._why_over())
 
+    @property
+    def why_over(self) -> BaseException | None:
+        """The error by which the connection has ended, as far as it is known here."""
+        return None if self._owner is None else self._owner.error
+
     def _why_over(self) -> BaseException:
-        error = None if self._owner is None else self._owner.error
-        return error or self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
+        closed = ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        return self.why_over or self.name_peer(closed)
 
     # -- the end -------------------------------------------------------------------------------------------
 

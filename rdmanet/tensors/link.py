@@ -96,16 +96,20 @@ class Link(asyncio.Protocol):
         """The memory on offer on the connection."""
         return self.transport._regions
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection ends or has ended: the device says so before the loop calls `connection_lost`."""
+        return self.lost.done() or self.transport.is_closing()
+
     def say(self, message: Message) -> None:
         if not self.lost.done():
             self.transport.write(packed(message))
 
     def lost_error(self) -> ConnectionResetError:
         """What an operation gets whose connection is gone."""
-        error = ConnectionResetError(
-            errno.ECONNRESET, f"the connection was lost: {self._error or 'it was closed'}"
-        )
-        error.__cause__ = self._error
+        why = self._error or self.regions.why_over
+        error = ConnectionResetError(errno.ECONNRESET, f"the connection was lost: {why or 'it was closed'}")
+        error.__cause__ = why
         return error
 
     def handle(self, message: Message) -> None:
@@ -342,7 +346,7 @@ class Dialled(Link):
 
     def refusal(self, why: Why) -> OSError:
         """What an operation gets whose claim has ended like this."""
-        if self.lost.done():
+        if self.is_over:
             return self.lost_error()
         if why is Why.ENDED:
             return RegionRevokedError(

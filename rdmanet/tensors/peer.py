@@ -205,7 +205,7 @@ class Peer:
         counters[f"{call}s"] += 1
         try:
             link = self._link
-            if link is None or link.lost.done() or self._is_closed:
+            if link is None or link.is_over or self._is_closed:
                 link = await self._linked()
             use = _Use(link, self._find)
             blocks = new_list(self._loop.create_future(), opcode)
@@ -267,7 +267,7 @@ class Peer:
 
     async def connected(self) -> None:
         """Make the connection, if there is none."""
-        if self._link is None or self._link.lost.done():
+        if self._link is None or self._link.is_over:
             await self._linked()
 
     async def _linked(self) -> Dialled:

@@ -337,7 +337,9 @@ async def test_an_owner_that_is_killed(user: tensors.Endpoint):
         await peer.read(described, into=mine)
         assert mine.count(b"k") == len(mine)
         keeper.send_signal(signal.SIGKILL)
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectionError):
             while True:
                 await peer.read(described, into=mine)
+        with pytest.raises(ConnectionRefusedError):  # it connects again, before the loop has told of the loss
+            await peer.read(described, into=mine)
         mine.clear()
