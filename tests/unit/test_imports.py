@@ -1,4 +1,7 @@
-"""No module of ours warns while it is imported, whatever Python runs it: a program's users read such warnings."""
+"""No module of ours warns while it is imported, whatever Python runs it: a program's users read such warnings.
+
+Those of rdmanet.frameworks import what is not installed here; make frameworks tries them.
+"""
 
 import subprocess
 import sys
@@ -7,7 +10,7 @@ PROGRAM = """
 import importlib, pkgutil
 import rdmanet
 for module in pkgutil.walk_packages(rdmanet.__path__, "rdmanet."):
-    if not module.name.endswith("__main__"):
+    if not module.name.endswith("__main__") and not module.name.startswith("rdmanet.frameworks."):
         importlib.import_module(module.name)
         print(module.name)
 """
