@@ -1,15 +1,10 @@
 """Draw a results file: rdmanet beside Unix sockets and TCP, all on uvloop, a group of bars for each case.
 
-usage: python -m benchmarks.chart [--front] RESULTS.json DRAWING.svg
-
-    --front    only the groups of the manual's front page, one below the other
+A drawing is one group wide, so that it can be read on the screen of a telephone.
 """
 
-import argparse
-import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.cases import HIGHER_IS_BETTER, PROTOCOL, STREAMS
@@ -60,9 +55,9 @@ FRONT = [
 ]
 
 
-def drawing(record: dict[str, Any], groups: list[Group] = GROUPS, columns: int = 2) -> str:
+def drawing(record: dict[str, Any], groups: list[Group] = GROUPS) -> str:
     medians = Medians(record)
-    return draw([_bars(medians, group) for group in groups], columns)
+    return draw([_bars(medians, group) for group in groups])
 
 
 def _bars(medians: Medians, group: Group) -> Bars:
@@ -75,21 +70,19 @@ def _bars(medians: Medians, group: Group) -> Bars:
     return Bars(title, values)
 
 
-def draw(groups: Sequence[Bars], columns: int = 2) -> str:
+def draw(groups: Sequence[Bars]) -> str:
     """An SVG of groups of bars, each to its own scale."""
     height = ROW * (max(len(group.values) for group in groups) + 1) + MARGIN
-    rows = -(-len(groups) // columns)
     names = {name for group in groups for name in group.values}
     label = max(LABEL, max((7 * len(name) + 8 for name in names), default=0))
-    size = (columns * WIDTH, rows * height + MARGIN)
+    size = (WIDTH, len(groups) * height + MARGIN)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{size[0]}" height="{size[1]}" fill="white"/>',
     ]
     for number, group in enumerate(groups):
-        left = (number % columns) * WIDTH + MARGIN
-        lines += _group(group, left, (number // columns) * height + MARGIN, label)
+        lines += _group(group, MARGIN, number * height + MARGIN, label)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -104,19 +97,3 @@ def _group(group: Bars, left: int, top: int, label: int) -> Iterator[str]:
         yield f'<rect x="{left + label}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>'
         shown = f"{value:.3g}" if value else "not measured"
         yield f'<text x="{left + label + width + 6:.1f}" y="{y + 12}">{shown}</text>'
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.chart", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--front", action="store_true", help="only the groups of the manual's front page")
-    parser.add_argument("results", type=Path)
-    parser.add_argument("drawing", type=Path)
-    args = parser.parse_args()
-    record = json.loads(args.results.read_text())
-    args.drawing.write_text(drawing(record, FRONT, columns=1) if args.front else drawing(record))
-
-
-if __name__ == "__main__":
-    main()

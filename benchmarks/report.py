@@ -66,18 +66,18 @@ def markdown(record: dict[str, Any]) -> str:
         f"{record['pinning']['server']}, client on CPU {record['pinning']['client']}; the CPUs were near "
         f"each other in {sum(map(near, runs))} of {len(runs)} runs.\n"
     ]
-    goals = list(_goal_rows(medians))
-    if goals:
-        header = ("case", "rdmanet", "compared with", "", "times better", "goal", "later", "CPUs near")
-        parts += ["## Goals\n", _table([header, *goals])]
+    judged = list(goals(medians))
+    if len(judged) > 1:
+        parts += ["## Goals\n", table(judged)]
     for case in record["cases"]:
         rows = list(_case_rows(medians, case))
         if len(rows) > 1:
-            parts += [f"## {case['name']}\n", _table(rows)]
+            parts += [f"## {case['name']}\n", table(rows)]
     return "\n".join(parts)
 
 
-def _goal_rows(medians: Medians) -> Iterable[tuple[str, ...]]:
+def goals(medians: Medians) -> Iterable[tuple[str, ...]]:
+    yield "case", "rdmanet", "compared with", "", "times better", "goal", "later", "CPUs near"
     for goal in GOALS:
         ours = medians.get(goal.case, *goal.ours, goal.metric)
         theirs = medians.get(goal.case, *goal.theirs, goal.metric)
@@ -112,7 +112,7 @@ def _case_rows(medians: Medians, case: dict[str, Any]) -> Iterable[list[str]]:
         yield row
 
 
-def _table(rows: Iterable[Iterable[str]]) -> str:
+def table(rows: Iterable[Iterable[str]]) -> str:
     header, *body = (list(row) for row in rows)
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
