@@ -28,7 +28,7 @@ GROUPS: dict[str, list[str]] = PROJECT["dependency-groups"]
 BUILD: list[str] = PROJECT["build-system"]["requires"]
 FILES = sorted((ROOT / "requirements").glob("*.txt"))
 # The groups that are installed by the constraints; the others have a list of their own each.
-OWN = ("pip", "lock", "libraries", "peers", "rpc-peers", "engines", "wheels")
+OWN = ("pip", "lock", "libraries", "peers", "rpc-peers", "engines", "frameworks", "wheels")
 FILE_OF = {group: group if group in OWN else "constraints" for group in GROUPS}
 
 
