@@ -56,4 +56,13 @@ def _parts(there: Any, here: Any, piece_bytes: int) -> Iterator[tuple[Any, Any]]
 def _copy(there: Any, here: Any) -> None:
     if here.dtype.names is not None:
         bytes_of(there)[:] = bytes(there.nbytes)
-    there[...] = here
+    _copy_fields(there, here)
+
+
+def _copy_fields(there: Any, here: Any) -> None:
+    """One by one: from NumPy 2.5 on, an assignment of records copies what lies between them, too."""
+    if here.dtype.names is None:
+        there[...] = here
+    else:
+        for name in here.dtype.names:
+            _copy_fields(there[name], here[name])
