@@ -15,7 +15,7 @@ pytestmark = pytest.mark.embedded_only("the programs talk to themselves, by the 
 
 ROOT = Path(__file__).parents[2]
 
-OTHERS = "bisect dataclasses datetime ipaddress msgspec resource"
+OTHERS = "array bisect dataclasses datetime ipaddress msgspec resource"
 """What one echo imports beside rdmanet and asyncio. Whoever adds a module here adds its time to every start."""
 
 COMMON = """
