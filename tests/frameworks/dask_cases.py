@@ -22,6 +22,7 @@ from distributed.protocol import to_serialize
 import rdmanet
 from rdmanet.frameworks.dask import RdmaBackend
 from tests.support import certificates
+from tests.support.waiting import begin, loop_turns, until_seen
 
 MIB = 1 << 20
 
@@ -75,8 +76,7 @@ async def begun(action: Awaitable[Any], other: Any) -> asyncio.Task[Any]:
     """The task of a write whose head the other end has received, and whose array waits for its reader."""
     before = bytes_received(other)
     task = asyncio.ensure_future(action)
-    while bytes_received(other) == before:
-        await asyncio.sleep(0.001)
+    await until_seen(lambda: bytes_received(other) != before)
     assert not task.done()
     return task
 
@@ -218,8 +218,7 @@ async def test_what_is_not_deserialized_is_passed_on() -> None:
 
 async def test_closing_ends_what_the_other_side_does(arguments: dict[str, dict[str, Any]]) -> None:
     async with pair(arguments) as (client, server):
-        reads = [asyncio.create_task(each.read()) for each in (client, server)]
-        await asyncio.sleep(0)
+        reads = await begin(client.read(), server.read())
         await client.close()
         for read in reads:
             with pytest.raises(CommClosedError):
@@ -267,9 +266,8 @@ async def test_who_cancels_a_message_loses_the_connection(side: str) -> None:
             waiting = await begun(client.write({"x": to_serialize(array)}), server)
             ended, other = client, server
         else:
-            waiting = asyncio.create_task(server.read())
+            (waiting,) = await begin(server.read())
             ended, other = server, client
-            await asyncio.sleep(0)  # it has begun
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -284,8 +282,7 @@ async def test_a_read_that_is_cancelled_while_the_peer_writes() -> None:
         async with pair() as (client, server):
             writing = asyncio.create_task(client.write({"x": to_serialize(array)}))
             reading = asyncio.create_task(server.read())
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await loop_turns(turns)
             reading.cancel()
             results = await asyncio.gather(writing, reading, return_exceptions=True)
             assert isinstance(results[1], asyncio.CancelledError)
