@@ -20,9 +20,10 @@ array keeps no other array alive, nor much else; and it is aligned, by the bytes
 A large frame is *lent*: the receiver allocates memory for it, and offers that to the sender, which writes there by RDMA
 from where the array lies (docs/howto/remote-memory.md). Nothing else copies it, and both sides run only three times,
 however long it is; its bytes in the stream would take both sides in turn, a ring's length at a time, which is slow
-where processors are busy. Over TLS nothing is lent, since RDMA goes past it.
+where processors are busy. Over TLS nothing is lent, since RDMA goes past it. Who receives a message that would have
+shorter frames lent, or any over TLS, drops the connection.
 
-So `write` of a large frame ends when the peer has read the message, as with UCX: a sender never queues more than one.
+So `write` of a large frame ends when the peer has read the message: a sender never queues more than one.
 
 Errors
 ------
@@ -143,6 +144,8 @@ class RdmaComm(Comm):
     async def _read_frames(self) -> list[memoryview]:
         reader = self._reader
         head_bytes, free, lent_from = _PREFACE.unpack(await reader.readexactly(_PREFACE.size))
+        if lent_from < self._lends_from:
+            raise EOFError(f"the peer lends frames from {lent_from} bytes on, fewer than {self._lends_from}")
         _refuse_more_than_memory(head_bytes + free)
         head = host_array(free + head_bytes)[free:]
         await reader.readinto_exactly(head)
@@ -294,7 +297,7 @@ def _frames_of_head(head: memoryview, lent_from: int) -> tuple[list[memoryview],
     _refuse_more_than_memory(sum(lengths))
     frames, lent = [], []
     for length in lengths:
-        if length >= max(lent_from, 1):
+        if length >= lent_from:
             frames.append(memoryview(unfilled(length)))
             lent.append(frames[-1])
         elif at < head.nbytes:
@@ -399,9 +402,8 @@ class RdmaListener(BaseListener):
             server.close()
 
     async def _accepted(self, reader: RdmaStreamReader, writer: RdmaStreamWriter) -> None:
-        if (
-            self._server is None
-        ):  # stopped since: nobody else would end this, and the client waits for a handshake
+        if self._server is None:
+            # Stopped since: nobody else would end this, and the client waits for a handshake.
             writer.transport.abort()
             return
         local, peer = (

@@ -345,6 +345,15 @@ async def test_who_speaks_another_protocol_is_dropped(said: bytes) -> None:
     assert not heard
 
 
+async def test_who_lends_what_is_not_lent_is_dropped(arguments: dict[str, dict[str, Any]]) -> None:
+    """A frame of one byte; and over TLS none is lent, since RDMA goes past it."""
+    async with pair(arguments) as (client, server):
+        client._writer.write(struct.pack("3QQQ", 16, 0, 1, 1, 1) + b"\1")
+        with pytest.raises(CommClosedError, match="lends frames from 1 bytes on"):
+            await server.read()
+        assert server.closed()
+
+
 async def test_nobody_listens() -> None:
     with pytest.raises(OSError, match="Timed out trying to connect to rdma://127.0.0.1:1"):
         await connect("rdma://127.0.0.1:1", timeout=0.2)
