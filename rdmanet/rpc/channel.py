@@ -410,7 +410,8 @@ class Channel:
             decode = functools.partial(method.decode_streamed, most=self.limits.decoded_bytes)
             received = pending.received = Receiving(self.link, inflow, decode)
             outflow = None if method.stream is None else Outflow(self._stream_bytes)
-            timer = self._begin(pending, call, arguments, memory, inflow, outflow, apart=True)
+            is_apart = bool(method.buffers or method.brings)
+            timer = self._begin(pending, call, arguments, memory, inflow, outflow, is_apart)
             received.number = pending.number
             pumping = None if outflow is None else self._pump(pending, outflow, call.stream)
             try:

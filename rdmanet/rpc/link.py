@@ -111,7 +111,7 @@ class Link(asyncio.Protocol):
         self._is_reading = True
         self._has_had_turn = False  # no more is handled in this turn
         self._in_turn = False  # something was written in this turn
-        self._collected: list[bytes] = []
+        self._collected: list[bytes | bytearray | memoryview] = []
         self._collected_bytes = 0
         self._long = LongWrites(loop, self._long_has_ended)
         self._before: LongWrites | None = None  # it, while it has a message: what is written goes behind that
@@ -129,13 +129,15 @@ class Link(asyncio.Protocol):
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def send(self, message: msgspec.Struct) -> int:
+    def send(self, message: msgspec.Struct, body: bytes | bytearray | memoryview | None = None) -> int:
         """Send a message; returns the length of its body. Once the connection is over, it goes nowhere.
 
+        :param body: it, if it is encoded already; nobody changes it any more
         :raises Error: RESOURCE_EXHAUSTED if the peer does not accept one of this length
         :raises TypeError: it contains what msgspec does not encode
         """
-        body = encode(message)
+        if body is None:
+            body = encode(message)
         length = len(body)
         if length > self.longest:
             raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
@@ -162,8 +164,10 @@ class Link(asyncio.Protocol):
         return length
 
     def send_apart(self, message: msgspec.Struct) -> int:
-        """The same as `send` for a message that has long memory `Apart`, which is not copied."""
+        """The same as `send` for a message that may have long memory `Apart`, which is not copied."""
         parts = parts_of(message)
+        if len(parts) == 1:  # it has none
+            return self.send(message, parts[0])
         length = sum(map(len, parts))
         if length > self.longest:
             raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")

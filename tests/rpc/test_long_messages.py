@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -66,6 +66,10 @@ class Store(rpc.Service):
 
     async def one(self) -> int:
         return 1
+
+    async def count(self, most: int) -> AsyncIterator[int]:
+        for at in range(most):
+            yield at
 
 
 class Copies:
@@ -233,6 +237,21 @@ async def test_the_end_of_a_connection_in_the_middle(net: Net, how: str):
         assert numpy.array_equal(await call, service.array)
     await there.closed
     assert there._long.nbytes == 0
+
+
+async def test_a_call_without_long_memory(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """It goes as any other: one that has a stream, and one whose long argument is lent."""
+    service = Store()
+    client, server = await net.pair(service)
+    began: list[Any] = []
+    begins = LongWrites.begin
+    monkeypatch.setattr(LongWrites, "begin", lambda *given: (began.append(given), begins(*given)))
+    assert [at async for at in client.count(3)] == [0, 1, 2]
+    if net.transport == "rdma":
+        assert await client.put_array(b"", service.array, memoryview(b"")) == b""
+        assert numpy.array_equal(service.got, service.array)
+    assert not began
+    await idle(server)
 
 
 async def test_what_is_copied_counts(net: Net, monkeypatch: pytest.MonkeyPatch):
