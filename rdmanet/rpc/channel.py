@@ -405,6 +405,8 @@ class Channel:
             if method.buffers or method.brings:
                 arguments, loans = prepared(self.link, method, arguments)
                 arguments, memory = await self._lend(call, arguments, loans, block)
+                if self.link.turns.busy or (call.waits and self._is_full()):  # by others that began meanwhile
+                    await self._turn(call)
             pending = Pending(method, self.loop.create_future(), self._counters[method.number])
             inflow = Inflow(self.limits.stream_bytes)
             decode = functools.partial(method.decode_streamed, most=self.limits.decoded_bytes)

@@ -71,6 +71,10 @@ class Store(rpc.Service):
         for at in range(most):
             yield at
 
+    async def sums(self, data: memoryview) -> AsyncIterator[int]:
+        yield sum(data[:10])
+        yield sum(data[:20])
+
 
 class Copies:
     """Counts the bytes that are copied, encoded or written in each turn."""
@@ -251,6 +255,19 @@ async def test_a_call_without_long_memory(net: Net, monkeypatch: pytest.MonkeyPa
         assert await client.put_array(b"", service.array, memoryview(b"")) == b""
         assert numpy.array_equal(service.got, service.array)
     assert not began
+    await idle(server)
+
+
+async def test_a_stream_that_waits_with_a_long_argument(net: Net):
+    """Others begin while its argument is copied or lent, and take its place: then it waits once more."""
+    service = Store()
+    client, server = await net.pair(service, limits=rpc.Limits(calls=1))
+    waiting = rpc.options(client, wait=True)
+
+    async def sums() -> list[int]:
+        return [found async for found in waiting.sums(service.array.data)]
+
+    assert await asyncio.gather(*(sums() for _ in range(3))) == [[sum(range(10)), sum(range(20))]] * 3
     await idle(server)
 
 
