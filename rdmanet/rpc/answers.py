@@ -107,9 +107,10 @@ class Answers:
             packing = Packing(held.pop(), f"{label}: the result")
         except (TypeError, BufferError) as exc:
             raise unsendable(label, exc) from exc
-        if is_held := link.turns.busy:
-            is_lent = goes_by_reference(link, packing.nbytes)
-            self.share.hold(running, len(packing.raw) + (0 if is_lent else packing.nbytes), _WAITING)
+        is_held = False
+        if link.turns.busy:
+            is_held = not goes_by_reference(link, packing.nbytes)
+            self.share.hold(running, len(packing.raw) + (packing.nbytes if is_held else 0), _WAITING)
             await link.turns.wait()
         if goes_by_reference(link, packing.nbytes):
             await self._lend(running, Gathered(packing, is_result=True), timer, packing.raw)

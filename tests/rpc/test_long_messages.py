@@ -283,6 +283,22 @@ async def test_what_is_copied_counts(net: Net, monkeypatch: pytest.MonkeyPatch):
     assert callee(server).share.inline_bytes == 0
 
 
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_what_could_not_be_lent_counts(net: Net):
+    """A result that was to be lent when it had to wait, and goes in the message when the loans are used up."""
+    client, server = await net.pair(Store(), limits=rpc.Limits(inline_bytes=SIZE - 1))
+    there = callee(server).link
+    there.turns.pause()
+    (call,) = await begin(client.get())
+    await until_seen(lambda: len(there.turns._waiting) > 0)
+    left, there.loans_left = there.loans_left, 0
+    there.turns.resume()
+    error = await failure(call)
+    assert error.code is rpc.Code.RESOURCE_EXHAUSTED and "the limit inline_bytes is" in error.text
+    there.loans_left = left
+    await idle(server)
+
+
 async def test_a_message_that_is_too_long(net: Net, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lending, "LEND_BYTES", 1 << 30)
     service = Store()
