@@ -85,8 +85,15 @@ def goes_by_reference(link: Link, nbytes: int) -> bool:
 
 
 async def apart(link: Link, going: Outgoing | Gathered) -> Any:
-    """The same as `in_message`; long memory is beside the message, where nobody changes it any more."""
+    """The same as `in_message`; long memory is beside the message, where nobody changes it any more.
+
+    :raises Error: RESOURCE_EXHAUSTED if it is too long; nothing is copied then
+    """
     _check_length(link, going.nbytes)
+    if going.nbytes > link.longest:
+        raise exceeded(
+            "message_bytes", link.longest, f"a message with {going.nbytes} bytes of memory to the peer"
+        )
     is_long = going.nbytes >= LEAST_BYTES
     await going.settle(link.loop, for_good=is_long)
     assert going.memory is not None

@@ -300,7 +300,11 @@ async def test_what_could_not_be_lent_counts(net: Net):
 
 
 async def test_a_message_that_is_too_long(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """It is refused before its memory is copied."""
     monkeypatch.setattr(lending, "LEND_BYTES", 1 << 30)
+    copied: list[Any] = []
+    gather = outgoing.gather
+    monkeypatch.setattr(outgoing, "gather", lambda *given: (copied.append(given), gather(*given))[1])
     service = Store()
     limits = rpc.Limits(message_bytes=SIZE - 1)
     server = await net.serve(service, limits=limits)
@@ -308,6 +312,7 @@ async def test_a_message_that_is_too_long(net: Net, monkeypatch: pytest.MonkeyPa
     for call in (client.get_array(), client.put_array(b"", service.array, memoryview(b""))):
         error = await failure(call)
         assert error.code is rpc.Code.RESOURCE_EXHAUSTED and "the limit message_bytes is" in error.text
+    assert not copied
     assert await client.one() == 1
     await idle(server)
 
