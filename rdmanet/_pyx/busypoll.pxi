@@ -205,6 +205,11 @@ cdef inline void watch_wakes(watch_window *window) noexcept:
     window.asleep_ns = 0
 
 
+cdef inline uint64_t pass_ns(const watch_window *window) noexcept:
+    """When a pass began, or the one before it ended: without a look at the clock."""
+    return max(window.looked_ns, window.woken_ns)
+
+
 cdef uint64_t slept_ns(const watch_window *window) noexcept:
     """For how long it has slept, until now."""
     return window.slept_ns + (now_ns() - window.asleep_ns if window.asleep_ns else 0)

@@ -40,7 +40,7 @@ cdef int receive_frame(Receiver connection, verbs.ibv_wc *wc) except -1:
         connection.ledger.frame_received(byte_len, FRAME_DATA, header.length, header.granted, header.reaped)
         connection.frames_received += 1
         connection.bytes_received += header.length
-        connection.heard_ns = connection.engine.window.looked_ns
+        connection.heard_ns = pass_ns(&connection.engine.window)
         connection.inbox.append(slot, frame + HEADER, header.length, False)
         if connection.landings is not None:
             connection.landings.came(connection, header.length)
@@ -85,7 +85,7 @@ cdef int receive_placed(Receiver connection, uint32_t slot, placed_body *body) e
     landing = landings.placed(connection, body.serial, body.upto)
     connection.frames_received += 1
     connection.bytes_received += landings.wants.placed
-    connection.heard_ns = connection.engine.window.looked_ns
+    connection.heard_ns = pass_ns(&connection.engine.window)
     connection.inbox.append(slot, <char *><uintptr_t>landings.wants.target, <uint32_t>landings.wants.placed, True)
     if landing.taken_back:
         connection.inbox.copy_out()

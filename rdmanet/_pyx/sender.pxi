@@ -83,7 +83,7 @@ cdef inline int count_frame(Sender connection, uint32_t kind, uint32_t carries) 
         connection.frames_sent += 1
         connection.bytes_sent += carries
         if connection.engine.in_pass:
-            connection.sent_ns = connection.engine.window.looked_ns     # else send_taken looks at a clock
+            connection.sent_ns = pass_ns(&connection.engine.window)     # else send_taken looks at a clock
         if connection.peer_wants is not None:
             connection.peer_wants.sent(carries)
     else:

@@ -2,10 +2,11 @@
 
 import re
 import threading
+import time
 from typing import Any
 
 import pytest
-from harness import Net, Recorder
+from harness import Echo, Net, Recorder
 
 import rdmanet
 from rdmanet._core import Library
@@ -101,6 +102,22 @@ async def test_when_the_last_bytes_went(net: Net):
     assert re.search(
         r"waits: nobody; 6 bytes sent \(.* ago\), 0 bytes received$", explained(client), re.MULTILINE
     )
+
+
+async def test_when_the_last_bytes_went_after_the_loop_has_slept(net: Net):
+    """They came after the write that woke it, and not when it went to sleep."""
+    client, server = await net.pair(server=Echo, busy_poll=0)
+    engine = server.transport._life.connection.engine
+    for sent in range(1, 6):
+        await until_seen(
+            lambda: not engine.stats()["polling"] and stats(server)["us_since_received"] > 10_000,
+        )
+        before = time.monotonic_ns()
+        client.transport.write(b"one")
+        await client.until_received(3 * sent)
+        now = stats(server)
+        passed = (time.monotonic_ns() - before) // 1000
+        assert max(now["us_since_received"], now["us_since_sent"]) <= passed
 
 
 async def test_a_task_does_not_read(net: Net):
