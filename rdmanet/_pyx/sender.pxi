@@ -40,7 +40,7 @@ cdef class Sender(Member):
     cdef char *controls
     cdef uint64_t frames_sent, done     # data frames: posted, and completed
     cdef uint32_t frames_used           # send slots used: an inline frame leaves its slot free, and warm
-    cdef uint32_t controls_posted, controls_done
+    cdef uint64_t controls_posted, controls_done
     cdef uint32_t operations            # one-sided work requests in flight
     cdef SendLog log
     cdef uint32_t unsignaled, signal_every
