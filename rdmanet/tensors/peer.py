@@ -212,7 +212,9 @@ class Peer:
             try:
                 for described in [each[0] for each in checked]:
                     if described.nbytes and described.grant not in use.remotes:
-                        remote = link.claimed(described.grant) or await link.claim(described.grant)
+                        remote = link.claimed(described.grant)
+                        if remote is None:
+                            remote = await link.claim(described.grant)
                         use.hold(described.grant, remote)
                 self._fill(blocks, use, call, opcode, checked, rows)
             except BaseException:
