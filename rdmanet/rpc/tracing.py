@@ -42,6 +42,7 @@ from rdmanet.rpc.interceptors import Interceptor, Proceed
 
 __all__ = ["client", "server"]
 
+_OF_CLIENT: Final = set(Code)
 _OF_SERVER: Final = {
     Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS,
 }  # fmt: skip
@@ -57,7 +58,7 @@ def client(tracer_provider: TracerProvider | None = None) -> Interceptor:
     async def traced(call: CallInfo, proceed: Proceed) -> Any:
         span = tracer.start_span(_method(call), kind=SpanKind.CLIENT, attributes=_attributes(call))
         propagate.inject(call.metadata, set_span_in_context(span))
-        with _ended(span, call, set(Code)):
+        with _ended(span, call, _OF_CLIENT):
             try:
                 return await proceed()
             finally:
