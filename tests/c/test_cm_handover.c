@@ -9,6 +9,7 @@
 #include "peer/peer.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -214,6 +215,68 @@ static void within_a_process(void)
 		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
 		destroy(pairs[i].active);
 		destroy(pairs[i].passive);
+	}
+}
+
+/* The other end's messages come by the link. */
+static bool has_moved(struct rdma_cm_id *id)
+{
+	bool has;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	has = rn_cm_id(id)->wire->peer_moved;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return has;
+}
+
+/* What the engine does for a wire, over and over. */
+static struct {
+	struct rn_task task;
+	struct rn_cm_wire *wire;
+	atomic_bool has_begun, ends;
+} flushing;
+
+static void flush(struct rn_task *task)
+{
+	(void)task;
+	atomic_store(&flushing.has_begun, true);
+	while (!atomic_load(&flushing.ends))
+		rn_cm_wire_flush(flushing.wire);
+}
+
+/* The other end hears that we leave, wherever the engine is when we do. */
+static void leave_in_between(const struct pair *pair)
+{
+	flushing.task.run = flush;
+	flushing.wire = rn_cm_id(pair->active)->wire;
+	atomic_store(&flushing.has_begun, false);
+	atomic_store(&flushing.ends, false);
+	rn_task_post(&flushing.task);
+	EVENTUALLY(atomic_load(&flushing.has_begun));
+	CHECK(!rdmanet_soft_cm_leave(pair->active));
+	atomic_store(&flushing.ends, true);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(!rdmanet_soft_cm_peer_is_gone(pair->passive));
+	rn_task_cancel(&flushing.task);
+	destroy(pair->active);
+	destroy(pair->passive);
+}
+
+/* By the socket, and by the link. */
+static void the_last_word_is_said(void)
+{
+	enum { FEW = 12 };
+	struct pair pairs[FEW];
+
+	for (int i = 0; i < FEW; i++) {
+		pairs[i] = connect_pair(listener, channel, port);
+		leave_in_between(&pairs[i]);
+	}
+	for (int i = 0; i < FEW; i++)
+		pairs[i] = connect_pair(listener, channel, port);
+	for (int i = 0; i < FEW; i++) {
+		EVENTUALLY(has_moved(pairs[i].active) && has_moved(pairs[i].passive));
+		leave_in_between(&pairs[i]);
 	}
 }
 
@@ -491,6 +554,7 @@ int main(void)
 	RUN(we_disconnect);
 	RUN(they_are_killed);
 	RUN(within_a_process);
+	RUN(the_last_word_is_said);
 	RUN(at_any_moment);
 	RUN(in_anothers_name);
 	RUN(against_the_rules);

@@ -186,7 +186,7 @@ void rn_cm_handover_flush(struct rn_cm_wire *wire)
 	for (unsigned i = 0; i < count; i++)
 		rn_peer_tell_connection(wire->death.peer, types[i], wire->peer_token);
 	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && wire->hangs_up)
+	if (!wire->over && wire->hangs_up && !wire->out_length)
 		rn_cm_wire_finish(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
 }

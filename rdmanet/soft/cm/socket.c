@@ -61,13 +61,13 @@ void rn_cm_hang_up(int fd)
 		;
 }
 
-/* Everything was sent, and no answer is due. */
+/* Everything was sent, and no answer is due. What the program has said since take_output() has queued the task again. */
 static bool hung_up(struct rn_cm_wire *wire)
 {
 	bool is_over;
 
 	pthread_mutex_lock(&rn_cm_lock);
-	is_over = wire->hangs_up && !wire->sending_length && !wire->over;
+	is_over = wire->hangs_up && !wire->sending_length && !wire->out_length && !wire->over;
 	if (is_over)
 		rn_cm_wire_finish(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
