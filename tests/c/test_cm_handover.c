@@ -280,6 +280,34 @@ static void the_last_word_is_said(void)
 	}
 }
 
+/* Its task may be run once more after that: TIMEWAIT ends by its timer alone. */
+static void post_again(struct rdma_cm_id *id)
+{
+	pthread_mutex_lock(&rn_cm_lock);
+	if (rn_cm_id(id)->wire)
+		rn_task_post(&rn_cm_id(id)->wire->task);
+	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+static void timewait_after_the_link(void)
+{
+	struct pair pair;
+
+	rn_settings.timewait_ms = 200;
+	pair = connect_pair(listener, channel, port);
+	EVENTUALLY(has_moved(pair.active) && has_moved(pair.passive));
+	CHECK(!rdma_disconnect(pair.active));
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	post_again(pair.active);
+	post_again(pair.passive);
+	want_status(channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+	want_status(channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+	rn_settings.timewait_ms = 0;
+	destroy(pair.active);
+	destroy(pair.passive);
+}
+
 /* As soon as it is connected it disconnects, or we do, or both: while it is being handed over. */
 static void hasty(int fd, uint16_t to)
 {
@@ -555,6 +583,7 @@ int main(void)
 	RUN(they_are_killed);
 	RUN(within_a_process);
 	RUN(the_last_word_is_said);
+	RUN(timewait_after_the_link);
 	RUN(at_any_moment);
 	RUN(in_anothers_name);
 	RUN(against_the_rules);

@@ -114,7 +114,7 @@ static void let_go(struct rn_cm_wire *wire)
 	rn_cm_wire_close_socket(wire);
 	if (wire->watched)
 		rn_peer_unwatch_death(&wire->death);
-	wire->watched = false;
+	wire->watched = wire->moved = false;
 }
 
 void rn_cm_wire_finish(struct rn_cm_wire *wire)
