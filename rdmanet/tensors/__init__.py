@@ -20,6 +20,7 @@ and are now in the connection's own queue (_pyx/blocks.pxi), where `OfferedMemor
 
 `descriptor` has what travels by other channels, `messages` what the two ends of a connection say. An `Endpoint` is what
 a program has of its own, `Memory` what others may use, a `Peer` what it uses of others'. `link` is a connection.
+`blocking` has the same calls for programs without a loop.
 """
 
 from rdmanet.tensors.descriptor import Address, AddressError, Descriptor, DescriptorError

@@ -15,9 +15,10 @@ import pytest
 import rdmanet
 from rdmanet import cm, errors, rpc, tensors, testing, verbs, verbs_async
 from rdmanet.base import notifier
+from rdmanet.tensors import blocking
 
 ROOT = Path(__file__).parents[2]
-MODULES = (rdmanet, verbs, cm, verbs_async, notifier, errors, rpc, tensors, testing)
+MODULES = (rdmanet, verbs, cm, verbs_async, notifier, errors, rpc, tensors, blocking, testing)
 
 
 def public_names(module: Any) -> list[str]:

@@ -35,7 +35,7 @@ PRINTED = {
         "[0. 0.] 0.0\n[1. 0.] 1.0\n",
         "[0, 1, 2] 1\n",
     ],
-    "howto/tensors.md": ["66.0 (3, 4) <f4\n", "True True\n"],
+    "howto/tensors.md": ["66.0 (3, 4) <f4\n", "True True\n", "66.0\n"],
     "howto/rpc.md": [
         "True\nTrue\nNOT_FOUND: there is no tensor v\n",
         "4 True\n",
