@@ -22,6 +22,7 @@ loser is closed without a word.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import socket
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdmanet.base.scopes import with_scope
-from rdmanet.loop import doors, workers
+from rdmanet.loop import doors, loading, workers
 from rdmanet.loop.annotation import of_client
 from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chance, Chooser
@@ -157,6 +158,7 @@ class Attempt:
         """
         if chance.door is not None:
             self._place = await doors.knock(chance.door, self._base.loop)
+        loading.load()
         from rdmanet.stream.addresses import libraries_for
         from rdmanet.stream.loop_context import loop_context_for
         from rdmanet.stream.tls import Layer, Tls
@@ -410,6 +412,8 @@ async def _race(
 
 def _is_lasting(error: OSError) -> bool:
     """Whether it comes from what the two processes run, so the next connection would get it, too."""
+    if error.errno == errno.ELIBACC:
+        return True
     return isinstance(error, ConnectionError) and any(why in str(error) for why in _LASTING)
 
 

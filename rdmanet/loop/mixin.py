@@ -2,7 +2,8 @@
 
 ``RdmaLoop`` goes before a loop's class, asyncio's or uvloop's. Each method asks the loop's `Switch` (switch.py), and
 calls the base's if the call is not ours, with the same arguments. The switch and all that it needs are imported with
-the first call: a program may have no network, and is not to pay for one. So this module imports little.
+the first call: a program may have no network, and is not to pay for one. So this module imports little. If the program
+cannot read these modules by then, the loop has a `TcpAlone` (tcp_alone.py) for a switch.
 
 What a program, its tests or a library may put in a method's place is asked as the base asks it. The methods are
 coroutine functions where the base's are, which mock's `autospec` looks at. They have the base's signatures, by which
@@ -19,6 +20,8 @@ import functools
 import socket
 import sys
 import types
+
+from rdmanet.loop.tcp_alone import OUT_OF_REACH, TcpAlone
 
 TYPE_CHECKING = False  # see rdmanet/__init__.py
 if TYPE_CHECKING:
@@ -40,16 +43,20 @@ class RdmaLoop:
 
     _rdmanet_settings: Settings
 
-    _rdmanet_switch: Switch | None = None
+    _rdmanet_switch: Switch | TcpAlone | None = None
 
     @property
-    def _rdmanet(self) -> Switch:
+    def _rdmanet(self) -> Switch | TcpAlone:
         """What this loop has for connections and servers; made when it is first needed."""
         if self._rdmanet_switch is None:
-            from rdmanet.loop.switch import Switch
-
+            settings = self._rdmanet_settings
             # Not by way of __dict__, which would make each attribute of asyncio's loop slower.
-            self._rdmanet_switch = Switch(self, super(), self._rdmanet_settings)
+            try:
+                from rdmanet.loop.switch import Switch
+            except (ImportError, OSError) as exc:
+                self._rdmanet_switch = TcpAlone(super(), settings, exc)
+            else:
+                self._rdmanet_switch = Switch(self, super(), settings)
         return self._rdmanet_switch
 
     async def create_connection(
@@ -202,8 +209,9 @@ class RdmaLoop:
 
     async def start_tls(self, transport: Any, protocol: Any, sslcontext: Any, **kwds: Any) -> Any:
         """asyncio's start_tls()."""
-        from rdmanet.stream import in_the_clear
-
+        in_the_clear = self._rdmanet.in_the_clear
+        if in_the_clear is None:
+            return await super().start_tls(transport, protocol, sslcontext, **kwds)  # type: ignore[misc]
         if _is_ours(transport) or isinstance(transport, asyncio.sslproto._SSLProtocolTransport):
             from rdmanet.stream.tls import start_tls
 
@@ -282,8 +290,10 @@ class RdmaUvLoop(RdmaLoop):
     async def _sendfile_of_base(
         self, transport: Any, file: IO[bytes], offset: int, count: int | None, fallback: bool
     ) -> int:
-        from rdmanet.loop.files import sendfile
-
+        try:
+            from rdmanet.loop.files import sendfile
+        except (ImportError, OSError) as exc:
+            raise asyncio.SendfileNotAvailableError(OUT_OF_REACH.format(exc)) from exc
         return await sendfile(transport, file, offset, count, fallback)
 
 

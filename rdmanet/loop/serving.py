@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet.base import log_rate
 from rdmanet.base.pause import pause
-from rdmanet.loop import kernel, workers
+from rdmanet.loop import kernel, loading, workers
 from rdmanet.loop.acceptor import REST_S
 from rdmanet.loop.choice import why_few_descriptors
 from rdmanet.loop.doors import Answer, Door, Heir, owner
@@ -374,6 +374,7 @@ class DualServer(asyncio.AbstractServer):
 
     async def _join(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen for RDMA on the address of one TCP listener, and open its door."""
+        loading.load()
         from rdmanet.stream.addresses import libraries_for
 
         are_dealt_here = workers.are_dealt_at_the_door(libraries_for(address, None))

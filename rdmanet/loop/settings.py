@@ -78,9 +78,12 @@ class Settings:
 
         :raises OSError: RDMANET_REQUIRE has an unknown value (EINVAL)
         """
-        from rdmanet.base.environment import excludes_tcp
+        by_variable = ""
+        if os.environ.get("RDMANET_REQUIRE"):
+            from rdmanet.base.environment import excludes_tcp
 
-        return excludes_tcp() or ("" if self._fallback else "fallback=False")
+            by_variable = excludes_tcp()
+        return by_variable or ("" if self._fallback else "fallback=False")
 
     def config(self, reason: str) -> StreamConfig:
         """The options of a connection that takes RDMA for this reason."""

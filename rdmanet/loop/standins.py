@@ -26,6 +26,7 @@ from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chooser
 from rdmanet.loop.connecting import Attempt, SockAddr, Wanted, try_rdma
 from rdmanet.loop.settings import Settings
+from rdmanet.stream.in_the_clear import feed
 
 if TYPE_CHECKING:
     from rdmanet.transport import RdmaTransport
@@ -244,8 +245,6 @@ def _leave(sock: socket.socket) -> None:
 def _deliver(protocol: Any, data: bytes) -> None:
     """Give bytes to a protocol of either kind."""
     if isinstance(protocol, asyncio.BufferedProtocol):
-        from rdmanet.stream.in_the_clear import feed
-
         feed(protocol, data)
     else:
         protocol.data_received(data)

@@ -26,6 +26,7 @@ from rdmanet.loop.mixin import RdmaUvLoop
 from rdmanet.loop.serving import REASON, DualServer
 from rdmanet.loop.settings import Settings
 from rdmanet.loop.standins import Standins
+from rdmanet.stream import in_the_clear
 
 if TYPE_CHECKING:
     from rdmanet.base.accounts import ConnectionInfo, ServerInfo
@@ -61,6 +62,8 @@ class Switch:
         """Have these options from now on. Servers keep theirs, and sockets the connections that they stand for."""
         self.settings = self.standins.settings = self.accepting.settings = settings
         self.chooser.change(settings.patterns, settings.excludes_tcp)
+
+    in_the_clear = in_the_clear  # for start_tls(), and imported now, as all that a loop's methods take
 
     # What only asyncio's loop needs, for the call of its own create_connection() that is under way.
     is_connecting = staticmethod(annotation.is_connecting)

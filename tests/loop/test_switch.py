@@ -166,7 +166,8 @@ print(*sorted(set(sys.modules) - before - {{"__future__"}}))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
     )
-    assert done.stdout == "rdmanet rdmanet.loop rdmanet.loop.mixin rdmanet.loop.settings\n"
+    loaded = "rdmanet rdmanet.loop rdmanet.loop.mixin rdmanet.loop.settings rdmanet.loop.tcp_alone\n"
+    assert done.stdout == loaded
 
 
 def test_no_device_is_loaded_before_it_is_needed():
@@ -183,7 +184,8 @@ print(sorted(name for name in sys.modules if name.startswith("rdmanet") and not 
         f"rdmanet.base.{name}"
         for name in ("environment", "log_rate", "onlookers", "pause", "scopes", "watching")
     ]
-    assert done.stdout == f"{['rdmanet', 'rdmanet.base', *base]}\n"
+    stream = ["rdmanet.stream", "rdmanet.stream.in_the_clear"]
+    assert done.stdout == f"{['rdmanet', 'rdmanet.base', *base, *stream]}\n"
 
 
 # ---- Which fabric ------------------------------------------------------------------------------------

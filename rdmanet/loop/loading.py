@@ -1,0 +1,32 @@
+"""The modules of RDMA's connections and servers, which are imported when a loop first needs them.
+
+They take most of the time of a program's start, and most connections of many programs are TCP's.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+from rdmanet.loop.tcp_alone import OUT_OF_REACH
+
+logger = logging.getLogger("rdmanet")
+
+_is_told = False
+
+
+def load() -> None:
+    """Import all that connections and servers by RDMA take, however they end.
+
+    :raises OSError: the program cannot read these modules any more (ELIBACC)
+    """
+    global _is_told
+    try:
+        import rdmanet.streams.files
+        import rdmanet.transport  # noqa: F401
+    except (ImportError, OSError) as exc:
+        text = OUT_OF_REACH.format(exc)
+        if not _is_told:
+            _is_told = True
+            logger.warning("all connections take TCP: %s", text)
+        raise OSError(errno.ELIBACC, text) from exc
