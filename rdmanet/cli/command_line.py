@@ -2,12 +2,15 @@
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from rdmanet.cli.interrupts import hear_once
 
+COMMANDS = ("devices", "gids", "doctor", "ss", "run", "call", "demo", "proxy", "secret", "soft-run")
+"""Each is a module beside this one."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in a shell."""
 UNREAD = 141
@@ -36,8 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     import rdmanet
 
+    words = sys.argv[1:] if argv is None else argv
+    names = (
+        [words[0]] if words and words[0] in COMMANDS else COMMANDS
+    )  # a command does not wait for the others
     try:
-        from rdmanet.cli import call, demo, devices, doctor, gids, proxy, run, secret, soft_run, ss
+        importlib.import_module("rdmanet._core")
+        modules = [importlib.import_module(f"rdmanet.cli.{name.replace('-', '_')}") for name in names]
     except ModuleNotFoundError as exc:
         if exc.name != "rdmanet._core":
             raise
@@ -46,13 +54,12 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="rdmanet", description="asyncio over RDMA")
     parser.add_argument("--version", action="version", version=f"rdmanet {rdmanet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (devices, gids, doctor, ss, run, call, demo, proxy, secret, soft_run):
+    for name, module in zip(names, modules, strict=True):
         summary = (module.__doc__ or "").partition("\n")[0]
-        name = module.__name__.rpartition(".")[2].replace("_", "-")
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
         command.set_defaults(run=module.run, name=name)
-    if not (sys.argv[1:] if argv is None else argv):
+    if not words:
         parser.print_help(sys.stderr)
         return 2
     args = parser.parse_args(argv)

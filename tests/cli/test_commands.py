@@ -60,6 +60,16 @@ def test_without_a_command_it_lists_them():
     assert "doctor" in err and "soft-run" in err
 
 
+def test_a_command_does_not_wait_for_the_others():
+    """What they import takes longer than `rdmanet ss` may take in all."""
+    program = (
+        "import sys; from rdmanet.cli.command_line import COMMANDS, main; main(['ss', '--pid', '0']); "
+        "print(*({name.replace('-', '_') for name in COMMANDS} & {each[12:] for each in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("ss", "")
+
+
 def test_a_clone_that_is_not_built(tmp_path):
     """The command and the package say what to do."""
     shutil.copytree(
