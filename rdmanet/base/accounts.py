@@ -18,7 +18,8 @@ Nothing is computed before somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ _MOMENT_US = 1_000_000
 
 Place = tuple[str, int]
 """An address and a port."""
+_ANYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass
@@ -219,7 +221,13 @@ class ServerInfo:
         if info.role != "server" or info.local is None:
             return False
         host, port = info.local
-        return any(place in self.places for place in ((host, port), ("0.0.0.0", port), ("::", port)))
+        return any((each, port) in self.places for each in (host, *_ANYWHERE))
+
+    def accepted(self, at: Mapping[Place, int]) -> int:
+        """How many of these it `has`: of many connections, as `accepted_at` counts them, without a look at each."""
+        anywhere = {port for host, port in self.places if host in _ANYWHERE}
+        there = {place for place in self.places if place[1] not in anywhere}
+        return sum(at.get(place, 0) for place in there | {("", port) for port in anywhere})
 
     def explain(self) -> str:
         """What the server does, and what it waits for: a few lines of text."""
@@ -234,6 +242,16 @@ class ServerInfo:
                 " clients do not go on, or this loop is too busy to answer them"
             )
         return "\n".join(lines)
+
+
+def accepted_at(infos: Iterable[ConnectionInfo]) -> Mapping[Place, int]:
+    """How many connections were accepted at each address, and at each port of any address: ("", port)."""
+    at: Counter[Place] = Counter()
+    for info in infos:
+        if info.role == "server" and info.local is not None:
+            at[info.local] += 1
+            at["", info.local[1]] += 1
+    return at
 
 
 def loop_notes(engine: Mapping[str, int]) -> list[str]:

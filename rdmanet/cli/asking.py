@@ -18,6 +18,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ LINE_BYTES_MOST = 1 << 16
 ANSWER_BYTES_MOST = 64 << 20
 _NAMES_MOST = 1 << 16
 _TEXT_MOST = 300
+_NAME_MOST = 40
+_HOST_MOST = 64
 _NUMBER_MOST = (1 << 64) - 1
 _LISTENS = 1 << 16  # __SO_ACCEPTCON, in the flags of /proc/net/unix
 _KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -265,7 +268,12 @@ def _checked(info: ConnectionInfo) -> ConnectionInfo:
     if info.fabric not in _FABRICS or info.state not in _STATES or info.role not in ("client", "server", ""):
         raise ValueError("it says of a connection what makes no sense")
     info.local, info.peer = _checked_place(info.local), _checked_place(info.peer)
-    info.stats = defaultdict(int, {printable(name, 40): _number(n) for name, n in info.stats.items()})
+    if info.stats:
+        if max(map(len, info.stats)) > _NAME_MOST:
+            raise ValueError("it has a name for a number that is too long")
+        _number(min(info.stats.values()))
+        _number(max(info.stats.values()))
+    info.stats = defaultdict(int, zip(map(_name, info.stats), info.stats.values(), strict=True))
     _number(info.qp)
     info.reason, info.error = printable(info.reason, _TEXT_MOST), printable(info.error, _TEXT_MOST)
     info.device, info.path = printable(info.device, 64), printable(info.path, 16)
@@ -284,7 +292,7 @@ def _checked_server(server: ServerInfo) -> ServerInfo:
 
 def _checked_engine(engine: dict[str, Any]) -> dict[str, Any]:
     """:raises ValueError: it makes no sense"""
-    numbers = {printable(name, 40): _number(n) for name, n in engine.items() if name != "device"}
+    numbers = {printable(name, _NAME_MOST): _number(n) for name, n in engine.items() if name != "device"}
     return {"device": printable(str(engine.get("device", "?")), 64), **numbers}
 
 
@@ -293,9 +301,23 @@ def _checked_place(place: tuple[str, int] | None) -> tuple[str, int] | None:
     if place is None:
         return None
     host, port = place
+    if len(host) > _HOST_MOST:
+        raise ValueError("it says an address that is too long")
+    return _host(host), _number(port)
+
+
+# Thousands of connections have the same few of both. What strangers say is neither kept without end, nor long.
+@lru_cache(maxsize=4096)
+def _host(host: str) -> str:
+    """:raises ValueError: it is no address"""
     address, _, zone = host.partition("%")
     ipaddress.ip_address(address)
-    return printable(f"{address}%{zone}" if zone else address, 64), _number(port)
+    return printable(f"{address}%{zone}" if zone else address, _HOST_MOST)
+
+
+@lru_cache(maxsize=256)
+def _name(name: str) -> str:
+    return printable(name, _NAME_MOST)
 
 
 def _number(value: Any) -> int:
@@ -308,4 +330,6 @@ def _number(value: Any) -> int:
 def printable(text: str, most: int) -> str:
     """A text of a stranger's, on one line, without anything that a terminal would act on."""
     cut = text if len(text) <= most else text[: most - 1] + "…"
+    if cut.isprintable():
+        return cut
     return "".join(character if character.isprintable() else "\ufffd" for character in cut)

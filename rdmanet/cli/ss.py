@@ -19,7 +19,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, loop_notes, place_text, size_text, time_text
+from rdmanet.base.accounts import (
+    ConnectionInfo,
+    ServerInfo,
+    accepted_at,
+    loop_notes,
+    place_text,
+    size_text,
+    time_text,
+)
 from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
 from rdmanet.cli.text import table
 
@@ -237,17 +245,17 @@ def _merged(answers: list[Answer]) -> list[Answer]:
         one.servers += answer.servers
         one.connections += answer.connections
     for one in loops.values():
-        both = [place for server in one.servers if server.fabric != "rdma" for place in server.places]
-        by_tcp = [info for info in one.connections if info.fabric == "tcp"]
+        both = {place for server in one.servers if server.fabric != "rdma" for place in server.places}
+        accepted = accepted_at(info for info in one.connections if info.fabric == "tcp")
         one.servers = [
-            replace(server, connections=server.connections + sum(map(server.has, by_tcp)))
+            replace(server, connections=server.connections + server.accepted(accepted))
             for server in one.servers
             if not _is_part(server, both)
         ]
     return list(loops.values())
 
 
-def _is_part(server: ServerInfo, places: list[tuple[str, int]]) -> bool:
+def _is_part(server: ServerInfo, places: set[tuple[str, int]]) -> bool:
     """Whether this is the half by RDMA of a server that is listed as a whole."""
     return server.fabric == "rdma" and bool(server.places) and all(place in places for place in server.places)
 

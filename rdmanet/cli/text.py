@@ -35,20 +35,17 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "  ") -> str:
     """Lay out rows in columns; the first row is the header. Columns of numbers are aligned right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    pads = [
+        str.rjust if all(not cell or cell[0] in "0123456789-" for cell in column[1:]) else str.ljust
+        for column in zip(*cells, strict=True)
+    ]
     lines = []
     for number, row in enumerate(cells):
-        padded = [
-            cell.rjust(width) if _numeric(cells, column) else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        padded = [pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)]
         lines.append((indent + "  ".join(padded)).rstrip())
         if number == 0:
             lines.append(indent + "  ".join("-" * width for width in widths))
     return "\n".join(lines)
-
-
-def _numeric(cells: list[list[str]], column: int) -> bool:
-    return all(not row[column] or row[column][0] in "0123456789-" for row in cells[1:])
 
 
 def size_text(nbytes: int) -> str:

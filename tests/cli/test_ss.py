@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from rdmanet.cli import ss as ss_command
 from rdmanet.cli.asking import Answer
 from rdmanet.cli.ss import _merged as merged
 from rdmanet.cli.ss import _why_silent as why_silent
@@ -164,6 +165,49 @@ def test_a_server_counts_what_its_loop_has_by_tcp():
     for _ in range(2):
         [one] = merged(answers)
         assert [server.connections for server in one.servers] == [3, 0]
+
+
+class Port(int):
+    """Whose comparisons are calls, which are counted."""
+
+    def __eq__(self, other):
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def picture_of(count):
+    """So many connections by TCP, and a tenth as many servers, of one loop."""
+    places = [("127.0.0.1", Port(number)) for number in range(count)]
+    servers = [ServerInfo([place], "rdma and tcp", True, 0) for place in places[::10]]
+    halves = [ServerInfo([place], "rdma", True, 0) for place in places[::10]]
+    made = [ConnectionInfo("tcp", "", "server", place, ("127.0.0.2", 1), "open") for place in places]
+    answers = [Answer(1, 0, servers=servers + halves, connections=made)]
+    return [ss_command.Process(1, 0, "program", answers=answers)]
+
+
+def calls_of(function, *arguments):
+    """How many calls a function makes, of Python's functions, of C's, and of generators that go on."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("shown", [ss_command._as_text, ss_command._as_json])
+def test_twice_as_many_connections_are_twice_the_work(shown):
+    picture = ss_command.Picture()
+    few, many = (calls_of(shown, picture, picture_of(count)) for count in (500, 1000))
+    assert 1000 < few < many < 2.2 * few
 
 
 @pytest.mark.parametrize("failed", ["late", "it broke off"])

@@ -130,6 +130,14 @@ LIES = {
         HEAD + (CONNECTION % b"").replace(b"127.0.0.1", b"evil", 1),
         "does not appear to be an IPv4",
     ),
+    "a long address": (
+        HEAD + (CONNECTION % b"").replace(b"127.0.0.1", b"fe80::1%" + b"x" * 60, 1),
+        "an address that is too long",
+    ),
+    "a long name": (
+        HEAD + (CONNECTION % b"").replace(b'"stats":{', b'"stats":{"' + b"x" * 41 + b'":1'),
+        "a name for a number that is too long",
+    ),
     "a state that is none": (HEAD + (CONNECTION % b"").replace(b"open", b"pwnd"), "makes no sense"),
     "deep nesting": (b"[" * 50000 + b"\n", ""),
     "a line without end": (b"x" * (asking.LINE_BYTES_MOST + 1), "a line of its answer has more"),

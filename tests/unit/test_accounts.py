@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, loop_notes, place_text, size_text, time_text
+from rdmanet.base.accounts import (
+    ConnectionInfo,
+    ServerInfo,
+    accepted_at,
+    loop_notes,
+    place_text,
+    size_text,
+    time_text,
+)
 from rdmanet.cli import asking
 from rdmanet.protocol import State
 
@@ -155,6 +163,20 @@ def test_servers():
     assert "waits: 7 requests (at most 100)" in replace(server, waiting=7, half_open=2, backlog=100).explain()
     assert replace(server, places=[]).explain() == "closed: connections that live on: 3"
     assert replace(server, serving=False).explain().startswith("idle: start_serving()")
+
+
+@pytest.mark.parametrize(
+    "place", [HERE, ("0.0.0.0", 5000), ("::", 5000), ("127.0.0.1", 1), ("10.0.0.1", 5000)]
+)
+def test_what_a_server_has_is_counted_without_a_look_at_each(place):
+    made = [
+        replace(OPEN, role=role, local=local)
+        for role in ("client", "server", "")
+        for local in (HERE, THERE, None)
+    ]
+    for places in ([place], [place, HERE], [place, place]):
+        server = ServerInfo(places, "tcp", True, 0)
+        assert server.accepted(accepted_at(made)) == sum(map(server.has, made))
 
 
 def test_numbers_with_units():
