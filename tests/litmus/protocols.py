@@ -251,7 +251,7 @@ WITHDRAWAL = Protocol(
         ("objects/quiesce.c", "rn_fence();\n\tfor (uint32_t i = first; i < end; i++) {"),
         ("objects/quiesce.c", "rn_fence();\n\tif (self)"),
         ("objects/quiesce.c", "uint32_t seen = atomic_load(word);"),
-        ("objects/qp_state.c", "rn_fence();"),
+        ("objects/qp_block.c", "rn_fence();"),
     ],
     [{"withdraw": RELAXED}],
 )

@@ -119,7 +119,7 @@ static void process_forked(void)
 	rn_eager_forked();
 	rn_cq_forked();
 	rn_own_forked();
-	rn_own_look_forked();
+	rn_own_watch_forked();
 	rn_mr_forked();
 	rn_mw_forked();
 	rn_quiesce_forked();
@@ -150,6 +150,7 @@ static int start(void)
 	registered = true;
 	rn_peers_register(&for_peers);
 	rn_requester_register(&rn_requester_of_qps);
+	rn_cq_at_overrun(rn_qp_cq_fell);
 	rn_path_register(RN_PATH_TCP, &rn_tcp_path_ops);
 	rn_path_register(RN_PATH_DATAGRAM, &rn_datagram_path_ops);
 	dress(rn_settings.iwarp);
@@ -261,7 +262,6 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 	if (rn_is_foreign(ibv_context))
 		return 0;
 	rn_fault_bench_close(context);
-	rn_xrc_close_handles(context);
 	rn_qp_destroy_all(context);
 	rn_srq_destroy_all(context);
 	rn_xrc_destroy_all(context);

@@ -30,7 +30,7 @@ static struct {
 static struct rn_lock channel_lock;
 static uint32_t channel_serial;
 
-static struct rn_source wakeup = {.fd = -1};
+static int wakeup = -1;
 
 static uint32_t channel_register(struct rn_channel *channel)
 {
@@ -75,7 +75,7 @@ void rn_channel_signal(uint32_t id)
 
 	rn_lock(&channel_lock);
 	if (id == RN_CHANNEL_WAKEUP) {
-		fd = wakeup.slot ? wakeup.fd : -1;
+		fd = wakeup;
 	} else if (channels[id % RN_MAX_CHANNELS].id == id) {
 		fd = channels[id % RN_MAX_CHANNELS].fd;
 		is_shared = channels[id % RN_MAX_CHANNELS].is_shared;
@@ -85,6 +85,13 @@ void rn_channel_signal(uint32_t id)
 		rn_eventfd_add(fd);
 	else if (fd >= 0)
 		token_write(fd);
+	rn_unlock(&channel_lock);
+}
+
+void rn_channel_set_wakeup(int fd)
+{
+	rn_lock(&channel_lock);
+	wakeup = fd;
 	rn_unlock(&channel_lock);
 }
 
@@ -105,7 +112,7 @@ int rn_channel_fd(uint32_t id)
 
 	rn_lock(&channel_lock);
 	if (id == RN_CHANNEL_WAKEUP)
-		fd = wakeup.fd;
+		fd = wakeup;
 	else if (channels[id % RN_MAX_CHANNELS].id == id)
 		fd = channels[id % RN_MAX_CHANNELS].fd;
 	if (fd >= 0 && id != RN_CHANNEL_WAKEUP && !channels[id % RN_MAX_CHANNELS].is_shared &&
@@ -116,44 +123,6 @@ int rn_channel_fd(uint32_t id)
 		fd = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
 	rn_unlock(&channel_lock);
 	return fd;
-}
-
-/* --- the wakeup: how a peer calls our engine --------------------------------------------------------- */
-
-static void woken_up(struct rn_source *source, uint32_t events)
-{
-	(void)events;
-	if (rn_eventfd_take(source->fd)) {
-		rn_qp_process_pending_all();
-		rn_cq_process_pending_all();
-	}
-}
-
-int rn_wakeup_open(void)
-{
-	int err;
-
-	wakeup = (struct rn_source){.fd = rn_fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), .ready = woken_up};
-	if (wakeup.fd < 0)
-		return errno;
-	err = -rn_source_add(&wakeup, EPOLLIN);
-	if (err) {
-		rn_fd_close(wakeup.fd);
-		wakeup.fd = -1;
-	}
-	return err;
-}
-
-void rn_wakeup_close(void)
-{
-	int fd;
-
-	rn_source_remove(&wakeup);
-	rn_lock(&channel_lock);
-	fd = wakeup.fd;
-	wakeup.fd = -1;
-	rn_unlock(&channel_lock);
-	rn_fd_close(fd);
 }
 
 /* --- creating and destroying ------------------------------------------------------------------------- */
@@ -226,5 +195,5 @@ void rn_channel_forked(void)
 {
 	memset(&channel_lock, 0, sizeof(channel_lock));
 	memset(channels, 0, sizeof(channels));
-	wakeup = (struct rn_source){.fd = -1};
+	wakeup = -1;
 }

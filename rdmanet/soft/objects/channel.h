@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completion channels, by number, and the wakeup of the engine: channel.c. */
+/* Completion channels, by number: channel.c. */
 #ifndef RDMANET_SOFT_CHANNEL_H
 #define RDMANET_SOFT_CHANNEL_H
 
@@ -18,7 +18,6 @@ struct rn_channel {
 int rn_channel_fd(uint32_t channel_id);
 void rn_channel_signal(uint32_t channel_id);
 enum { RN_CHANNEL_WAKEUP = 0 }; /* the channel by which peers wake this process's engine */
-int rn_wakeup_open(void); /* 0 or errno; with the engine held */
-void rn_wakeup_close(void);
+void rn_channel_set_wakeup(int fd); /* -1: there is none. Nobody uses the one before any more. */
 
 #endif

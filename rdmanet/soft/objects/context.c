@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a context is made of, the engine that it holds, and the port's events.
- *
- * The engine starts with the first queue pair of the process, and ends with the last context that has had one.
+ * What a context is made of, and whether the device works.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -11,11 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/gid.h"
 #include "bus_error.h"
 #include "faults/iwarp.h"
-#include "objects/eager.h"
-#include "objects/own_look.h"
+#include "objects/context.h"
 
 /* Set the fields by which it is imported: device/import.c. 0 or errno. */
 static int open_file(struct rn_context *context)
@@ -94,60 +90,4 @@ int rn_device_check(struct rn_context *context, enum rn_call call)
 bool rn_context_is_dead(const struct ibv_context *context)
 {
 	return atomic_load(&container_of(context, struct rn_context, verbs.context)->injector.is_dead);
-}
-
-/* --- the engine ------------------------------------------------------------------------------------------- */
-
-/* Serialises starting and stopping our work on the engine. Not rn_process_lock: stopping waits for callbacks, which
- * take that lock. */
-static pthread_mutex_t engine_mutex = PTHREAD_MUTEX_INITIALIZER;
-static unsigned engine_users;
-
-int rn_context_engine(struct rn_context *context)
-{
-	int err = 0;
-
-	pthread_mutex_lock(&engine_mutex);
-	if (!context->has_engine) {
-		err = -rn_engine_hold();
-		if (!err && !engine_users && (err = rn_wakeup_open()))
-			rn_engine_release();
-		if (!err) {
-			engine_users++;
-			context->has_engine = true;
-			rn_gid_watch();
-		}
-	}
-	pthread_mutex_unlock(&engine_mutex);
-	return err;
-}
-
-void rn_context_release_engine(struct rn_context *context)
-{
-	pthread_mutex_lock(&engine_mutex);
-	if (context->has_engine) {
-		if (!--engine_users) {
-			rn_own_close();
-			rn_qp_close();
-			rn_wakeup_close();
-		}
-		rn_engine_release();
-	}
-	pthread_mutex_unlock(&engine_mutex);
-}
-
-void rn_context_forked(void)
-{
-	pthread_mutex_init(&engine_mutex, NULL);
-	engine_users = 0;
-}
-
-/* --- the port ------------------------------------------------------------------------------------- */
-
-void rn_port_event(enum ibv_event_type type)
-{
-	pthread_mutex_lock(&rn_process_lock);
-	for (struct rn_list *at = rn_contexts.next; at != &rn_contexts; at = at->next)
-		rn_event_raise(container_of(at, struct rn_context, link), type, NULL);
-	pthread_mutex_unlock(&rn_process_lock);
 }

@@ -44,7 +44,10 @@ static inline bool rn_is_foreign(const struct ibv_context *context)
 /* The counters of all contexts that are open in this process. counters.c */
 void rn_context_sum(struct rn_counters *sum);
 
-/* Queue an asynchronous event of a QP, a CQ or the port (element: NULL) for ibv_get_async_event. async.c */
+/* What an asynchronous event is about. event.c */
+enum rn_concern { RN_CONCERNS_PORT, RN_CONCERNS_CQ, RN_CONCERNS_SRQ, RN_CONCERNS_QP };
+enum rn_concern rn_event_concern(enum ibv_event_type type);
+/* Queue an asynchronous event of a QP, a CQ or the port (element: NULL) for ibv_get_async_event. */
 void rn_event_raise(struct rn_context *context, enum ibv_event_type type, void *element);
 /* Before an object is destroyed: drop its unread events, and wait until those that were read are acknowledged. */
 void rn_event_forget(struct rn_context *context, void *element, uint32_t *reported, uint32_t *completed,
@@ -58,7 +61,7 @@ void rn_context_destroy(struct rn_context *context);
 int rn_device_check(struct rn_context *context, enum rn_call call);
 /* Has the device died? Then every call fails with EIO. */
 bool rn_context_is_dead(const struct ibv_context *context);
-/* Hold the engine, from the context's first queue pair on. 0 or errno. */
+/* Hold the engine, from the context's first queue pair on. 0 or errno. context_engine.c */
 int rn_context_engine(struct rn_context *context);
 void rn_context_release_engine(struct rn_context *context);
 void rn_context_forked(void);

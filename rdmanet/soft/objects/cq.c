@@ -282,26 +282,17 @@ void rn_cq_purge(struct rn_cq *cq, struct rn_qp *qp)
 	rn_unlock(&cq->lock);
 }
 
-/* How work on these queue pairs ends is lost: they fail. On the engine, because the pusher holds a lock. */
+static void (*at_overrun)(struct rn_cq *);
+
+void rn_cq_at_overrun(void (*tell)(struct rn_cq *))
+{
+	at_overrun = tell;
+}
+
+/* On the engine, because the pusher holds a lock. */
 static void fall(struct rn_task *task)
 {
-	struct rn_cq *cq = container_of(task, struct rn_cq, fall);
-
-	pthread_mutex_lock(&rn_process_lock);
-	rn_for_each_qp(qp) {
-		int state;
-
-		if (qp->send_cq != cq && qp->recv_cq != cq)
-			continue;
-		rn_lock(&qp->sq_lock);
-		state = atomic_load(&qp->state);
-		if (state != IBV_QPS_RESET && state != IBV_QPS_ERR) {
-			rn_event_raise(qp->context, IBV_EVENT_QP_FATAL, qp);
-			rn_qp_fail(qp);
-		}
-		rn_unlock(&qp->sq_lock);
-	}
-	pthread_mutex_unlock(&rn_process_lock);
+	at_overrun(container_of(task, struct rn_cq, fall));
 }
 
 void rn_cq_report_overrun(struct rn_cq *cq)

@@ -96,6 +96,8 @@ enum { RN_CQ_ENOUGH = 1 << 30 }; /* a count for which no event waits any longer 
 int rn_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /* Set the timers of moderated CQs that pushers have asked for. On the engine. */
 void rn_cq_process_pending_all(void);
+/* What is done after an overrun, on the engine, with the process's queue pairs: rn_qp_cq_fell. */
+void rn_cq_at_overrun(void (*tell)(struct rn_cq *));
 
 /* Find completions that are not announced because peers have scribbled over the arena. With rn_process_lock held. all:
  * not only some of each CQ's. Returns how many of our words were wrong. */

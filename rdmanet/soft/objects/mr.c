@@ -248,6 +248,12 @@ bool rn_mr_hide(struct rn_mr *mr)
 	return rn_quiesce_region(pd);
 }
 
+static void give_back(uint32_t key)
+{
+	rn_mw_open_region(rn_mr_index(key)); /* to windows of whoever has its index next */
+	rn_mr_key_give_back(key);
+}
+
 /* With rn_process_lock held. */
 static void withdraw(struct rn_mr *mr)
 {
@@ -255,7 +261,7 @@ static void withdraw(struct rn_mr *mr)
 	struct quarantined *aside;
 
 	if (rn_mr_hide(mr)) {
-		rn_mr_key_give_back(mr->mr.lkey);
+		give_back(mr->mr.lkey);
 		rn_mr_release_memory(mr->segment);
 	} else if ((aside = malloc(sizeof(*aside)))) {
 		*aside = (struct quarantined){.key = mr->mr.lkey, .segment = mr->segment, .pd = pd, .next = quarantine};
@@ -310,7 +316,7 @@ void rn_mr_reap(void)
 			at = &aside->next;
 			continue;
 		}
-		rn_mr_key_give_back(aside->key);
+		give_back(aside->key);
 		rn_mr_release_memory(aside->segment);
 		*at = aside->next;
 		free(aside);

@@ -30,7 +30,6 @@
 #include "base/log.h"
 #include "objects/eager.h"
 #include "objects/mr.h"
-#include "objects/mw.h"
 
 static_assert(RN_MRS_MAX == 1 << 16, "any upper half of a key is an index");
 
@@ -108,7 +107,6 @@ void rn_mr_key_give_back(uint32_t key)
 {
 	uint32_t index = rn_mr_index(key);
 
-	rn_mw_open_region(index);
 	pthread_mutex_lock(&mutex);
 	rn_mr_table[index].last = key;
 	vacant[num_vacant++] = index;

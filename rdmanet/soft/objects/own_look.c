@@ -12,7 +12,7 @@
 #include "objects/qp_inside.h"
 #include "objects/srq.h"
 
-enum { LOOK_MS = 1000, DOUBLINGS = 5, QPS_PER_LOOK = 1024 };
+enum { QPS_PER_LOOK = 1024 };
 
 /* --- looking ------------------------------------------------------------------------------------------------- */
 
@@ -54,71 +54,7 @@ void rn_own_look(bool all)
 			"a process of this user overwrote %u words of the arena that only we may write: restored", differed);
 }
 
-/* --- when ---------------------------------------------------------------------------------------------------- */
-
-_Atomic uint32_t rn_own_quiet;
-
-static void look(struct rn_timer *timer);
-static struct rn_timer watch = {.fire = look};
-static struct rn_lock watch_lock; /* guards the following, and the setting of the timer */
-static bool is_watching;
-
-uint64_t rn_own_pause_ns(uint32_t quiet)
-{
-	return LOOK_MS * 1000000ull << (quiet < DOUBLINGS ? quiet : DOUBLINGS);
-}
-
-/* With the lock held. */
-static void look_after(uint32_t quiet)
-{
-	if (is_watching)
-		rn_timer_set(&watch, rn_own_pause_ns(quiet));
-}
-
-static void look(struct rn_timer *timer)
-{
-	(void)timer;
-	rn_own_look(atomic_load(&rn_own_quiet) >= DOUBLINGS);
-	rn_lock(&watch_lock);
-	look_after(atomic_fetch_add(&rn_own_quiet, 1));
-	rn_unlock(&watch_lock);
-}
-
-/* A pause of a second is not restarted, so that continuous traffic does not postpone the look. */
-void rn_own_moved_again(void)
-{
-	rn_lock(&watch_lock);
-	if (atomic_exchange(&rn_own_quiet, 0) > 1)
-		look_after(0);
-	rn_unlock(&watch_lock);
-}
-
 void rn_own_watch(void)
 {
-	bool was_watching;
-
-	rn_lock(&watch_lock);
-	was_watching = is_watching;
-	is_watching = true;
-	if (!was_watching)
-		look_after(0);
-	rn_unlock(&watch_lock);
-	rn_own_moves();
-}
-
-void rn_own_close(void)
-{
-	rn_lock(&watch_lock);
-	is_watching = false;
-	rn_unlock(&watch_lock);
-	rn_timer_cancel(&watch);
-	atomic_store(&rn_own_quiet, 0);
-}
-
-void rn_own_look_forked(void)
-{
-	watch = (struct rn_timer){.fire = look};
-	watch_lock = (struct rn_lock){0};
-	is_watching = false;
-	atomic_store(&rn_own_quiet, 0);
+	rn_own_watch_by(rn_own_look);
 }

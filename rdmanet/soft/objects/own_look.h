@@ -11,6 +11,11 @@
 void rn_own_watch(void);
 /* One such look, at some of what there is much of, or at all. On the engine, or where there is none. */
 void rn_own_look(bool all);
+
+/* --- own_watch.c: when ------------------------------------------------------------------------------------------- */
+
+/* Look from here on, on the engine. */
+void rn_own_watch_by(void (*look)(bool all));
 /* The looks since anything moved here. */
 extern _Atomic uint32_t rn_own_quiet;
 /* The pause before the next look, after so many. */
@@ -23,6 +28,6 @@ static inline void rn_own_moves(void)
 		rn_own_moved_again();
 }
 void rn_own_close(void); /* the engine may stop */
-void rn_own_look_forked(void);
+void rn_own_watch_forked(void);
 
 #endif

@@ -13,9 +13,6 @@
 #include "objects/srq.h"
 #include "objects/xrc.h"
 
-struct rn_qp *rn_qps[RN_QPS_MAX];
-_Atomic uint32_t rn_qps_end;
-
 /* --- creating ------------------------------------------------------------------------------------------------ */
 
 /* An XRC target belongs to a domain, every other queue pair to a PD. */
@@ -261,9 +258,7 @@ static bool take_number(struct rn_qp *qp, const struct ibv_qp_init_attr_ex *init
 	qp->arrivals = (struct rn_arrivals){.finished = &qp->block->finished};
 	start_receives(qp);
 	rn_qp_tell_state(qp, IBV_QPS_RESET);
-	rn_qps[qp->index] = qp;
-	if (rn_qps_end <= qp->index)
-		rn_qps_end = qp->index + 1;
+	rn_qps_add(qp);
 	pthread_mutex_unlock(&rn_process_lock);
 	return true;
 }
@@ -367,12 +362,16 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 	struct rn_context *context = rn_context(base->context);
 	struct rn_qp *qp = rn_qp(base);
 	struct rn_counters count;
+	struct rn_qp *orphan;
 	int err;
 
 	if (rn_is_foreign(base->context))
 		return 0;
-	if (unlikely(base->qp_type == IBV_QPT_XRC_RECV) && rn_xrc_close_handle(qp))
+	if (unlikely(base->qp_type == IBV_QPT_XRC_RECV) && rn_xrc_close_handle(qp, &orphan)) {
+		if (orphan)
+			ibv_destroy_qp(&orphan->ex.qp_base);
 		return 0;
+	}
 	if (qp->path->is_in_use && qp->path->is_in_use(qp))
 		return EBUSY;
 	err = rn_qp_reset(qp);
@@ -382,9 +381,7 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 		rn_qp_put_aside(qp);
 	else
 		rn_qp_number_give_back(qp->index);
-	rn_qps[qp->index] = NULL;
-	while (rn_qps_end && !rn_qps[rn_qps_end - 1])
-		rn_qps_end--;
+	rn_qps_remove(qp);
 	pthread_mutex_unlock(&rn_process_lock);
 	if (err) {
 		rn_cq_purge(qp->send_cq, qp);
@@ -417,6 +414,10 @@ RN_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 
 void rn_qp_destroy_all(struct rn_context *context)
 {
+	struct rn_qp *handle;
+
+	while ((handle = rn_xrc_handle_of(context)))
+		ibv_destroy_qp(&handle->ex.qp_base);
 	while (!rn_list_empty(&context->qps)) {
 		struct rn_qp *qp = container_of(context->qps.next, struct rn_qp, link);
 
@@ -429,7 +430,6 @@ void rn_qp_destroy_all(struct rn_context *context)
 
 void rn_qp_forked(void)
 {
-	memset(rn_qps, 0, rn_qps_end * sizeof(rn_qps[0]));
-	rn_qps_end = 0;
+	rn_qps_forked();
 	rn_qp_number_forked();
 }

@@ -216,6 +216,8 @@ void rn_qp_send_failed(struct rn_qp *qp);
 /* Handle the notes that peers have left for us (faults, first packet). On the engine, or during a look. */
 void rn_qp_process_pending(struct rn_qp *qp);
 void rn_qp_process_pending_all(void);
+/* A completion queue was overrun: how work on its queue pairs ends is lost, so they fail. On the engine. */
+void rn_qp_cq_fell(struct rn_cq *cq);
 /* Wait until the peer inside the block has left it or died. False: it is stopped in there. */
 bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns);
 /* The same, but it is enough that the peer reads the keys again. */

@@ -159,3 +159,24 @@ void rn_qp_process_died(int pid)
 	rn_mr_reap();
 	pthread_mutex_unlock(&rn_process_lock);
 }
+
+/* --- the end of a completion queue ----------------------------------------------------------------------------- */
+
+void rn_qp_cq_fell(struct rn_cq *cq)
+{
+	pthread_mutex_lock(&rn_process_lock);
+	rn_for_each_qp(qp) {
+		int state;
+
+		if (qp->send_cq != cq && qp->recv_cq != cq)
+			continue;
+		rn_lock(&qp->sq_lock);
+		state = atomic_load(&qp->state);
+		if (state != IBV_QPS_RESET && state != IBV_QPS_ERR) {
+			rn_event_raise(qp->context, IBV_EVENT_QP_FATAL, qp);
+			rn_qp_fail(qp);
+		}
+		rn_unlock(&qp->sq_lock);
+	}
+	pthread_mutex_unlock(&rn_process_lock);
+}

@@ -10,11 +10,19 @@
  *     receives  | numbers, what a stopped     +---------------> qp_state.c <-----+      |
  *     of pools  | peer may still touch                     to ERR, to RESET             |
  *               +------------------------- timers, notices -----------------------------+
+ *
+ * Below all of them: qps.c, the table of queue pairs, and qp_block.c, what peers see and touch of one.
  */
 #ifndef RDMANET_SOFT_QP_INSIDE_H
 #define RDMANET_SOFT_QP_INSIDE_H
 
 #include "objects/qp.h"
+
+/* --- qps.c: the table of queue pairs (qp.h); all with rn_process_lock held ---------------------------------------- */
+
+void rn_qps_add(struct rn_qp *qp);
+void rn_qps_remove(struct rn_qp *qp);
+void rn_qps_forked(void);
 
 /* --- qp_number.c: all with rn_process_lock held --------------------------------------------------------------- */
 
@@ -29,7 +37,7 @@ void rn_qp_number_forked(void);
 /* Is this the name (shm/pool.h) of a queue pair that exists or is in quarantine? */
 bool rn_qp_has_name(uint32_t name);
 
-/* --- qp_state.c ---------------------------------------------------------------------------------------- */
+/* --- qp_block.c ---------------------------------------------------------------------------------------- */
 
 /* Is a living process inside? */
 bool rn_qp_is_inside(struct rn_qp_block *block, struct rn_peer *peer);

@@ -10,65 +10,6 @@
 #include "objects/qp_inside.h"
 #include "objects/sq.h"
 
-void rn_qp_tell_state(struct rn_qp *qp, enum ibv_qp_state state)
-{
-	uint64_t generation_state = (uint64_t)qp->generation << 8 | state;
-
-	atomic_store(&qp->own->generation_state, generation_state);
-	atomic_store(&qp->block->generation_state, generation_state);
-	rn_fence();
-}
-
-/* --- waiting for those inside ----------------------------------------------------------------------------- */
-
-bool rn_qp_is_inside(struct rn_qp_block *block, struct rn_peer *peer)
-{
-	return atomic_load(&block->busy) & 1 && !(peer && atomic_load(&peer->state) == RN_PEER_DEAD);
-}
-
-static bool wait_for(struct rn_qp *qp, uint64_t deadline_ns, bool moved_will_do)
-{
-	bool self = qp->peer && atomic_load(&qp->peer->state) == RN_PEER_SELF;
-	uint32_t seen = atomic_load(&qp->theirs->busy);
-
-	while (rn_qp_is_inside(qp->theirs, qp->peer)) {
-		if (atomic_load_explicit(&qp->peer_gone, memory_order_relaxed) ||
-		    (moved_will_do && atomic_load(&qp->theirs->busy) != seen))
-			return true;
-		/* A thread of this process can't be stopped without us: it will be done soon. */
-		if (!self && rn_now_ns() >= deadline_ns)
-			return false;
-		sched_yield();
-	}
-	return true;
-}
-
-bool rn_qp_wait_idle(struct rn_qp *qp, uint64_t deadline_ns)
-{
-	return wait_for(qp, deadline_ns, false);
-}
-
-bool rn_qp_wait_moved(struct rn_qp *qp, uint64_t deadline_ns)
-{
-	return wait_for(qp, deadline_ns, true);
-}
-
-void rn_qp_reset_words(struct rn_qp_block *block, uint32_t next_receive)
-{
-	atomic_store(&block->done, next_receive);
-	atomic_store(&block->busy, (atomic_load(&block->busy) + 3) & ~1u);
-	atomic_store(&block->fault, RN_FAULT_NONE);
-	atomic_store(&block->established, 0);
-	atomic_store(&block->finished, 0);
-}
-
-void rn_qp_reset_peers_words(struct rn_qp *qp, uint32_t next_receive)
-{
-	rn_qp_reset_words(qp->block, next_receive);
-	if (qp->own != qp->block)
-		rn_qp_reset_words(qp->own, next_receive);
-}
-
 /* --- ERR and RESET --------------------------------------------------------------------------------------------- */
 
 bool rn_qp_last_look(struct rn_qp *qp)
@@ -129,6 +70,21 @@ void rn_qp_send_failed(struct rn_qp *qp)
 	atomic_store(&qp->state, IBV_QPS_SQE);
 	rn_qp_tell_state(qp, IBV_QPS_SQE);
 	rn_sq_flush(qp);
+}
+
+void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
+{
+	int state = atomic_load(&qp->state);
+
+	if (state >= IBV_QPS_SQE || state == IBV_QPS_RESET)
+		return;
+	rn_share_stop(&qp->responder);
+	/* Now, not later: behind a request that has failed none succeeds. */
+	if (!qp->unreliable && !rn_qp_last_look(qp))
+		return;
+	if (qp->sq_executed != qp->sq_posted) /* else that has answered it */
+		rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, status, 0);
+	rn_qp_send_failed(qp);
 }
 
 /* Nothing sets these again in RESET. Returns EBUSY for a peer that sleeps: it would write its words when it wakes up. */

@@ -46,18 +46,3 @@ void rn_sq_flush(struct rn_qp *qp)
 	while (qp->sq_executed != qp->sq_posted)
 		rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, IBV_WC_WR_FLUSH_ERR, 0);
 }
-
-void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status)
-{
-	int state = atomic_load(&qp->state);
-
-	if (state >= IBV_QPS_SQE || state == IBV_QPS_RESET)
-		return;
-	rn_share_stop(&qp->responder);
-	/* Now, not later: behind a request that has failed none succeeds. */
-	if (!qp->unreliable && !rn_qp_last_look(qp))
-		return;
-	if (qp->sq_executed != qp->sq_posted) /* else that has answered it */
-		rn_sq_complete(qp, &rn_sq_at(qp, qp->sq_executed)->wr, status, 0);
-	rn_qp_send_failed(qp);
-}

@@ -18,7 +18,7 @@ static inline bool rn_sq_has_begun(const struct rn_qp *qp)
 bool rn_sq_is_busy(const struct rn_qp *qp);
 /* Flush what is queued. With sq_lock held. */
 void rn_sq_flush(struct rn_qp *qp);
-/* The head of the queue fails with this status: completes it in error, QP to ERR. sq_lock held. */
+/* The head of the queue fails with this status: completes it in error, QP to ERR. sq_lock held. qp_state.c */
 void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status);
 
 #endif

@@ -267,12 +267,12 @@ struct ibv_qp *rn_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *
 }
 
 /* The target lives until all its handles are closed. */
-bool rn_xrc_close_handle(struct rn_qp *qp)
+bool rn_xrc_close_handle(struct rn_qp *qp, struct rn_qp **orphan)
 {
 	struct rn_qp *real = qp->xrc.real;
 	struct rn_qp **at;
-	bool is_last;
 
+	*orphan = NULL;
 	pthread_mutex_lock(&rn_process_lock);
 	if (!real) {
 		bool shared = qp->xrc.handles;
@@ -284,26 +284,24 @@ bool rn_xrc_close_handle(struct rn_qp *qp)
 	for (at = &handles; *at != qp;)
 		at = &(*at)->next_ready;
 	*at = qp->next_ready;
-	is_last = !--real->xrc.handles && real->xrc.is_orphan;
+	if (!--real->xrc.handles && real->xrc.is_orphan)
+		*orphan = real;
 	pthread_mutex_unlock(&rn_process_lock);
 	pthread_mutex_destroy(&qp->ex.qp_base.mutex);
 	pthread_cond_destroy(&qp->ex.qp_base.cond);
 	free(qp);
-	if (is_last)
-		ibv_destroy_qp(&real->ex.qp_base);
 	return true;
 }
 
-void rn_xrc_close_handles(struct rn_context *context)
+struct rn_qp *rn_xrc_handle_of(struct rn_context *context)
 {
 	struct rn_qp *handle;
 
-	do {
-		pthread_mutex_lock(&rn_process_lock);
-		for (handle = handles; handle && rn_context(handle->ex.qp_base.context) != context;)
-			handle = handle->next_ready;
-		pthread_mutex_unlock(&rn_process_lock);
-	} while (handle && rn_xrc_close_handle(handle));
+	pthread_mutex_lock(&rn_process_lock);
+	for (handle = handles; handle && rn_context(handle->ex.qp_base.context) != context;)
+		handle = handle->next_ready;
+	pthread_mutex_unlock(&rn_process_lock);
+	return handle;
 }
 
 /* --- the end ---------------------------------------------------------------------------------------------------- */

@@ -47,10 +47,11 @@ void rn_xrc_sweep(uint32_t name);
 
 /* A handle to an existing target. */
 struct ibv_qp *rn_open_qp(struct ibv_context *context, struct ibv_qp_open_attr *attr);
-/* Close a handle. False: it is the target itself. */
-bool rn_xrc_close_handle(struct rn_qp *qp);
-
-void rn_xrc_close_handles(struct rn_context *context);
+/* Close a handle. False: it is the target itself, and has no handles. `orphan` is then to be destroyed, unless NULL: a
+ * target that its creator has closed before, and that this was the last handle of. */
+bool rn_xrc_close_handle(struct rn_qp *qp, struct rn_qp **orphan);
+/* Any handle that a context has, or NULL. */
+struct rn_qp *rn_xrc_handle_of(struct rn_context *context);
 void rn_xrc_destroy_all(struct rn_context *context);
 void rn_xrc_forked(void);
 
