@@ -1,4 +1,5 @@
-"""A TCP program that notes what comes: with "full", somebody listens beside it by the port's name, whose queue is full.
+"""A TCP program that notes what comes: argv may have an address, and "full": somebody listens beside it by the port's
+name, whose queue is full.
 
 Says its `port`, and for each line how many bytes `came`, by how many `connections`: as soon as there are as many bytes
 as the line has in `came`.
@@ -23,7 +24,8 @@ def fill(name):
             return kept
 
 
-program = socket.create_server(("127.0.0.1", 0))
+address = next((word for word in argv if word != "full"), "127.0.0.1")
+program = socket.create_server((address, 0))
 port = program.getsockname()[1]
 kept = fill(f"\0rdmanet-cm/::ffff:127.0.0.1/{port}") if "full" in argv else []
 say(port=port)
