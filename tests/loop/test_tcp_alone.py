@@ -9,7 +9,7 @@ import struct
 import pytest
 from loop_harness import Echo, Recorder, fabric
 
-from rdmanet.loop import doors
+from rdmanet.loop import doors, serving
 from tests.support.unfit import unfit
 
 
@@ -60,6 +60,23 @@ async def test_such_a_listener_takes_tcp_alone(option, address, caplog):
         await protocol.until(lambda: protocol.data == b"x")
         said = f"the server on {address} port {port} serves TCP only: its TCP listener"
         assert (said in caplog.text) is is_alone
+        transport.abort()
+        server.close()
+        server.abort_clients()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("option", [attach_filter, demand_few_hops])
+async def test_without_the_question_they_get_in(option, monkeypatch):
+    """The control: nobody looks at the options. (A listener of one interface is not found by clients either.)"""
+    monkeypatch.setattr(serving, "_why_tcp_alone", lambda tcp: "")
+    loop = asyncio.get_running_loop()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        option(listener)
+        server = await loop.create_server(Echo, sock=listener)
+        transport, _ = await loop.create_connection(Recorder, *listener.getsockname())
+        assert fabric(transport) == "rdma"
         transport.abort()
         server.close()
         server.abort_clients()

@@ -11,6 +11,7 @@ from net import Net, callee, channel, idle
 from strangers import HELLO, NUMBERS, Store, call, stranger
 
 from rdmanet import rpc
+from rdmanet.rpc import lending, taking
 from rdmanet.rpc.calls import Outflow
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.endpoints import source
@@ -23,6 +24,7 @@ from tests.support.waiting import loop_turns, until_seen
 
 by_tcp = pytest.mark.parametrize("transport", ["tcp"])
 by_rdma = pytest.mark.parametrize("transport", ["rdma"])
+is_bounded = pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "control"])
 
 
 class Holder:
@@ -139,10 +141,19 @@ async def test_calls_that_wait_for_ever_leave_some_to_others(
 
 
 @by_tcp
-async def test_a_stream_that_never_comes_ends_its_call(net: Net):
+@is_bounded
+async def test_a_stream_that_never_comes_ends_its_call(
+    net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if not bounded:
+        monkeypatch.setattr(Receiving, "watch", lambda *_: None)
     server = await net.serve(Store(), limits=rpc.Limits(stream_seconds=0.05))
     peer = await stranger(net, server, HELLO, call(1, "total"))
     await peer.hear()
+    if not bounded:
+        await asyncio.sleep(4 * 0.05)
+        assert server.running
+        return
     failure = await peer.hear()
     assert failure.code == Code.DEADLINE_EXCEEDED and "the limit stream_seconds" in failure.text
     assert await idle(server)
@@ -180,11 +191,21 @@ async def test_a_stream_is_given_up_only_if_nothing_moves(net: Net):
 
 
 @by_rdma
-async def test_a_loan_that_never_comes_ends_its_call(net: Net):
+@is_bounded
+async def test_a_loan_that_never_comes_ends_its_call(
+    net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if not bounded:
+        monkeypatch.setattr(taking, "_found", lambda link, loan, seconds: lending.found(link, loan))
     server = await net.serve(Store(), limits=rpc.Limits(lent_seconds=0.05))
     client = await net.connect(Store, server)
     assert await client.add(1, 2) == 3
     channel(client).link.send(Call(77, NUMBERS["put"], None, raw((Lent(200, LEND_BYTES),))))
+    if not bounded:
+        await until_seen(lambda: server.shares.held_bytes >= LEND_BYTES)
+        await asyncio.sleep(4 * 0.05)
+        assert server.running
+        return
     await until_seen(lambda: server.stats()["put"].ended.get("DEADLINE_EXCEEDED"))
     assert server.shares.held_bytes == 0
 
@@ -193,7 +214,10 @@ async def test_a_loan_that_never_comes_ends_its_call(net: Net):
 
 
 @by_tcp
-async def test_messages_that_are_not_complete_count(net: Net):
+@is_bounded
+async def test_messages_that_are_not_complete_count(net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch):
+    if not bounded:
+        monkeypatch.setattr(Share, "frame_is", lambda self, nbytes: None)
     limits = rpc.Limits(server_bytes=2_000_000, message_bytes=1_000_000)
     server = await net.serve(Store(), limits=limits)
     start = (1_000_000).to_bytes(4, "big") + bytes(900_000)
@@ -201,8 +225,12 @@ async def test_messages_that_are_not_complete_count(net: Net):
     for number in range(3):
         peers.append(await stranger(net, server, HELLO, start))
         assert isinstance(await peers[-1].hear(), Hello)
-        if number < 2:
+        if bounded and number < 2:
             await until_seen(lambda: server.shares.held_bytes == 900_000 * len(peers))
+    if not bounded:
+        held = [each.link._framer for each in server.callees]
+        await until_seen(lambda: sum(framer.unfinished_bytes for framer in held) == 3 * 900_000)
+        return
     assert await peers[2].is_cut_off()
     assert server.shares.held_bytes == 1_800_000
     client = await net.connect(Store, server)
@@ -242,8 +270,16 @@ async def test_items_that_are_not_taken_count(net: Net):
 
 
 @by_tcp
-@pytest.mark.parametrize("streamed", [False, True], ids=["results", "items"])
-async def test_results_that_nobody_reads_count(net: Net, streamed: bool):
+@pytest.mark.parametrize(
+    ("streamed", "bounded"),
+    [(False, True), (True, True), (False, False)],
+    ids=["results", "items", "control"],
+)
+async def test_results_that_nobody_reads_count(
+    net: Net, streamed: bool, bounded: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if not bounded:
+        monkeypatch.setattr(Share, "hold", lambda *_: None)
     server = await net.serve(Store(), limits=rpc.Limits(inline_bytes=5_000_000))
     if streamed:
         calls: list[Any] = [call(n, "large") for n in range(20)]
@@ -251,6 +287,10 @@ async def test_results_that_nobody_reads_count(net: Net, streamed: bool):
     else:
         calls = [call(n, "much") for n in range(20)]
     peer = await stranger(net, server, msgspec.structs.replace(HELLO, message_bytes=1 << 30), *calls)
+    if not bounded:
+        await until_seen(lambda: len(server.running) == 20)  # with a result each
+        assert all([isinstance(await peer.hear(), Hello | Reply) for _ in range(21)])
+        return
     await until_seen(lambda: server.shares.calls and len(server.running) < 20)
     share = callee(server).share
     assert share.inline_bytes <= 5_000_000
@@ -278,8 +318,11 @@ class Lender(rpc.Service):
 
 
 @by_rdma
-async def test_results_on_loan_count(net: Net, monkeypatch: pytest.MonkeyPatch):
+@is_bounded
+async def test_results_on_loan_count(net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch):
     """The memory of a Buffer does not: it is the service's own."""
+    if not bounded:
+        monkeypatch.setattr(Share, "hold_lent", lambda *_: None)
     monkeypatch.setattr(Channel, "_release", lambda self, number: None)
     service = Lender()
     server = await net.serve(service, limits=rpc.Limits(lent_bytes=3 * LEND_BYTES))
@@ -287,9 +330,12 @@ async def test_results_on_loan_count(net: Net, monkeypatch: pytest.MonkeyPatch):
     held = [await client.same() for _ in range(5)]
     for _ in range(3):
         assert len(await client.fresh()) == LEND_BYTES  # and they are not released
-    assert callee(server).share.lent_bytes == 3 * LEND_BYTES
-    with pytest.raises(rpc.Error, match="results on loan of 4194304 bytes: the limit lent_bytes is 3145728"):
-        await client.fresh()
+    if bounded:
+        assert callee(server).share.lent_bytes == 3 * LEND_BYTES
+        with pytest.raises(rpc.Error, match="results on loan of 4194304 bytes: the limit lent_bytes is"):
+            await client.fresh()
+    else:
+        assert len(await client.fresh()) == LEND_BYTES
     monkeypatch.undo()
     for buffer in held:
         buffer.release()

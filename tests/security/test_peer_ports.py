@@ -62,7 +62,7 @@ async def name_of_the_attacker(monkeypatch) -> tuple[tuple[str, int], socket.soc
     return name, victim, seen
 
 
-@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "control"])
 def test_another_users_connection_does_not_vouch_for_a_client(monkeypatch, guarded):
     if not guarded:
         monkeypatch.setattr(client_ports, "_bound_socket", lambda address: (None, address[1]))
