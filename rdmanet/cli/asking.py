@@ -125,7 +125,12 @@ def _names() -> Iterator[tuple[bytes, int]]:
 
     Anybody may take such a name.
     """
-    with open("/proc/net/unix", "rb") as file:
+    try:
+        file = open("/proc/net/unix", "rb")  # noqa: SIM115
+    except FileNotFoundError as exc:
+        why = "/proc is not mounted here, which lists the sockets of processes: mount -t proc proc /proc"
+        raise FileNotFoundError(exc.errno, why) from None
+    with file:
         count = 0
         for line in file:
             fields = line.split()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rdmanet import _core
 from rdmanet.cli.finding import Finding
+from rdmanet.cli.running import processes
 from rdmanet.cli.variables import is_blamed, variables
 
 # Below this much lockable memory a server with a hundred connections cannot register its rings.
@@ -294,12 +295,19 @@ def mapped(root: Path) -> Iterator[Finding]:
             f"user {os.geteuid()} is the kernel's placeholder for users without a name here: all connections use TCP",
             "run as a user of its own; in a container, map the user into its user namespace",
         )
+    elif not (root / "proc/self").exists():
+        yield Finding(
+            "mapped",
+            "warn",
+            f"{root / 'proc'} is not mounted, by which processes find each other's memory: all connections use TCP",
+            "mount it: mount -t proc proc /proc (chroot and unshare leave that to their caller)",
+        )
     elif why := _why_no_trace(root):
         yield Finding(
             "mapped",
             "info",
             f"a child of this process may not read its descriptors ({why}): all connections use TCP",
-            "mount /proc, and allow processes of one user to trace each other",
+            "allow processes of one user to trace each other",
         )
     elif _has_capabilities(root):
         yield Finding(
@@ -326,8 +334,8 @@ def direct(root: Path) -> Iterator[Finding]:
             "use PD.alloc_mr(); or, if the scope is 1, set RDMANET_SOFT_PTRACER=1, which lets every process of this "
             "user trace this one",
         )
-    elif not _is_dumpable():
-        yield Finding("direct", "info", "this process is not dumpable: see `mapped`")
+    elif not _is_dumpable() or not (root / "proc/self").exists():
+        yield Finding("direct", "info", "this process's memory is not mapped: see `mapped`")
     else:
         yield Finding(
             "direct", "ok", "processes of this user can copy directly into each other's registered memory"
@@ -346,6 +354,7 @@ CHECKS: dict[str, Check] = {
     "fork": forks,
     "mapped": mapped,
     "direct": direct,
+    "processes": processes,
 }
 
 

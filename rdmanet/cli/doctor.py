@@ -27,13 +27,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rdmanet.cli import interrupts
 from rdmanet.cli.checks import CHECKS
 from rdmanet.cli.finding import Finding
+from rdmanet.cli.running import reach
 from rdmanet.cli.variables import is_blamed
 from rdmanet.errors import endpoint
+from rdmanet.loop import loop_factory
 
 PORT = 7474
 _PINGS = 100
@@ -101,7 +103,7 @@ def _examine(peer: tuple[str, int] | None) -> Iterator[Finding]:
     if peer is not None:
         ping, is_doctor = interrupts.run(_ping(*peer))
         if peer[1] != PORT and not is_doctor:
-            yield interrupts.run(_fabric(*peer))  # how programs reach a program; doctor itself is not one
+            yield interrupts.run(reach(*peer), loop_factory)  # doctor itself is not on the event loop
         yield ping
 
 
@@ -129,36 +131,6 @@ def _print(finding: Finding) -> None:
         print(f"{'':15}  -> {finding.advice}")
 
 
-async def _fabric(host: str, port: int) -> Finding:
-    """Which fabric a program on rdmanet's event loop would take to this host, and why."""
-    from rdmanet.loop.choice import Chooser
-    from rdmanet.loop.settings import Settings
-    from rdmanet.stream.addresses import SockAddr
-
-    name = f"{host} port {port}"
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        chooser = Chooser(Settings().patterns)
-    except (OSError, UnicodeError, ValueError) as exc:
-        return Finding("fabric", "fail", f"{name}: {exc}", "check the host name, and RDMANET_PEERS")
-    reasons = []
-    for place in dict.fromkeys(cast(SockAddr, entry[4]) for entry in found):
-        address = place[0]
-        chance = chooser.choose(host, place)
-        if isinstance(chance, str):
-            reasons.append(f"{address}: {chance}")
-            continue
-        if chance.door is not None:
-            chance.door.socket.close()
-        chooser.close()
-        return Finding(
-            "fabric", "ok", f"{name}: rdmanet's event loop would take RDMA to {address}: {chance.reason}"
-        )
-    chooser.close()
-    return Finding("fabric", "ok", f"{name}: rdmanet's event loop would take TCP: {'; '.join(reasons)}")
-
-
 async def _ping(host: str, port: int) -> tuple[Finding, bool]:
     """Connect. If doctor answers, send 64 bytes a hundred times, and measure how long each takes to come back.
 
@@ -183,6 +155,12 @@ async def _ping(host: str, port: int) -> tuple[Finding, bool]:
                         return Finding("ping", "fail", f"{name} sent back other bytes"), True
                     times.append(time.perf_counter() - begin)
     except (OSError, EOFError, UnicodeError) as exc:
+        if (
+            isinstance(exc, ConnectionRefusedError)
+            and not is_blamed(exc)
+            and await _answers_by_tcp(host, port)
+        ):
+            return Finding("ping", "info", f"{name}: {_BY_TCP_ALONE}", _OFFER), False
         return Finding("ping", "fail", *_failure(exc, host, port)), False
     pinged = (
         f"{way}: {len(times)} round trips of {len(_PAYLOAD)} bytes, "
@@ -195,7 +173,22 @@ _NOT_TRIED = (
     "a TCP program answers. Whether an RDMA program is reached there by the embedded device was not tried: for that a "
     "request would have to be sent to the program, whatever it is"
 )
+_BY_TCP_ALONE = "a program answers by TCP, and offers no RDMA to direct calls"
+_OFFER = (
+    "to offer it, start the program with `rdmanet run`, or on rdmanet.run(); to try the way without it, run `rdmanet "
+    "doctor --serve` on that host, and `rdmanet doctor HOST` here"
+)
 _TRY = "to try the way, run `rdmanet doctor --serve` on that host, and `rdmanet doctor HOST` here"
+
+
+async def _answers_by_tcp(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_GREETING_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, Any] | None:

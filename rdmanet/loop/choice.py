@@ -309,7 +309,8 @@ def _unmapped(found: doors.Found) -> str:
     if speaker.user != os.geteuid():
         return f"the server offers RDMA, but is user {speaker.user}'s, whose memory cannot be mapped"
     if os.environ.get("RDMANET_SOFT_TRANSPORT") != "stream" and not trust.may_map(speaker.pid):
-        return "the server offers RDMA, but this process may not map its memory"
+        why = trust.why_no_proc() or "this process may not map its memory"
+        return f"the server offers RDMA, but {why}"
     return ""
 
 

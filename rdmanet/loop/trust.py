@@ -153,6 +153,15 @@ def may_map(pid: int) -> bool:
     return False
 
 
+def why_no_proc() -> str:
+    """Why processes cannot be found in /proc; "" if they can."""
+    if _proc_is_ours():
+        return ""
+    if not kernel.names_in("/proc"):
+        return "/proc, by which its memory is found, is not mounted here"
+    return "/proc, by which its memory is found, shows another pid namespace"
+
+
 def _is_one_of(shown: str, listener: kernel.Listener, port: int) -> bool:
     """Whether this socket, as /proc shows it, listens where that one does."""
     inode = shown.removeprefix("socket:[").removesuffix("]")

@@ -60,7 +60,8 @@ def test_this_machine_has_the_embedded_device():
         "embedded" in f["found"] and f["status"] == "ok" for f in findings if f["check"] == "libraries"
     )
     printed = run("doctor")[1]
-    assert all(finding["found"] in printed for finding in findings if finding["check"] != "fork")
+    others = ("fork", "processes")  # which come and go
+    assert all(finding["found"] in printed for finding in findings if finding["check"] not in others)
 
 
 def test_a_healthy_machine_has_no_failure(machine):
@@ -96,9 +97,10 @@ def test_who_maps_this_process(monkeypatch, dumpable):
 
 
 def test_a_process_that_may_not_be_looked_at(tmp_path, monkeypatch, dumpable):
-    """There is no /proc, or the kernel refuses; it never refuses root."""
+    """The kernel refuses, which it never does to root."""
     monkeypatch.delenv("RDMANET_SOFT_TRANSPORT", raising=False)
     dumpable(True)
+    (tmp_path / "proc/self").mkdir(parents=True)
     [(status, text, _)] = found(checks.mapped, tmp_path)
     assert status == "info" and "No such file" in text
 
@@ -226,7 +228,7 @@ def test_ping():
     ping = json.loads(out)["findings"][-1]
     assert (status, ping["check"], ping["status"]) == (0, "ping", "ok")
     assert "100 round trips of 64 bytes" in ping["found"]
-    assert "would take" not in out  # which would be TCP, as doctor serves direct calls only
+    assert '"fabric"' not in out  # which would be TCP, as doctor serves direct calls only
     status, out, _ = run("doctor", "--json", f"127.0.0.1:{port}")
     ping = json.loads(out)["findings"][-1]
     assert (status, ping["status"]) == (1, "fail")
@@ -347,7 +349,7 @@ def test_a_program_on_the_switch():
     with Process(sys.executable, "-c", program, env=ENVIRONMENT) as server:
         status, out, _ = run("doctor", "--json", f"127.0.0.1:{server.line()}")
     fabric, ping = json.loads(out)["findings"][-2:]
-    assert status == 0 and "would take RDMA" in fabric["found"] and "connected" in ping["found"]
+    assert status == 0 and "take RDMA" in fabric["found"] and "connected" in ping["found"]
 
 
 def test_who_answers_pings_takes_no_host(capsys):
