@@ -1,7 +1,7 @@
 """docs/developers/shared-words.md has each word that two threads or processes share, and no other.
 
-Of the structures in the arena that is every field, atomic or not; of all other structures of the device's headers, what
-is `_Atomic`.
+Of the structures in the arena that is every field, atomic or not; of all else in the device's headers and sources, what
+is `_Atomic`. Two words are neither: they lie in a page that other processes reach by its address.
 """
 
 import re
@@ -13,12 +13,14 @@ PAGE = ROOT / "docs" / "developers" / "shared-words.md"
 IN_THE_ARENA = {
     "rn_slot", "rn_slot_sge", "rn_entry", "rn_pool_block", "rn_qp_block", "rn_cq_block", "rn_mr_entry", "rn_arena_head",
 }  # fmt: skip
+REACHED_BY_THE_KERNEL = {"witness.c:value", "witness.c:scratch"}
 HEAD = ["word", "writer", "reader", "order", "why"]
 
 
 def declared(line: str) -> list[str]:
     """The names that a line declares, without pointers to something and parameters."""
     line = re.sub(r"alignas\(\w+\)", "", line)
+    line = re.sub(r"\(\*_Atomic ([^()]*)\)\([^()]*\)", r"\1", line)  # a pointer to a function
     if "(" in line or ";" not in line:
         return []
     names = line.split(";")[0].split(",")
@@ -26,24 +28,32 @@ def declared(line: str) -> list[str]:
 
 
 def shared_words() -> set[str]:
-    words: set[str] = set()
+    words = set(REACHED_BY_THE_KERNEL)
     for header in SOFT.glob("*/*.h"):
-        text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
         inside: list[str] = []
-        for line in text.splitlines():
+        for line in without_comments(header).splitlines():
             if begins := re.match(r"\s*(?:extern )?(?:struct|union) ?(\w*) {", line):
                 inside.append(begins[1])
             elif re.match(r"\s*}.*;|^}", line):
                 del inside[-1:]
             elif inside and inside[-1] in IN_THE_ARENA and header.name == "arena.h":
                 words |= {f"{inside[-1]}.{name}" for name in declared(line) if name != "end"}
-            elif (
-                "_Atomic" in line
-                and not re.search(r"_Atomic [\w ]+\*", line)
-                and not line.startswith("static inline")
-            ):
+            elif is_atomic(line):
                 words |= {".".join([*inside[-1:], name]) for name in declared(line)}
+    for source in SOFT.glob("*/*.c"):
+        for line in without_comments(source).splitlines():
+            if is_atomic(line):  # and not declared by a header as well
+                words |= {f"{source.name}:{name}" for name in declared(line) if name not in words}
     return words
+
+
+def without_comments(file: Path) -> str:
+    return re.sub(r"/\*.*?\*/", "", file.read_text(), flags=re.DOTALL)
+
+
+def is_atomic(line: str) -> bool:
+    """The declaration of an atomic word, not of a pointer to one."""
+    return "_Atomic" in line and not re.search(r"_Atomic [\w ]+\*|^static inline|\*_Atomic \*", line)
 
 
 def rows() -> list[list[str]]:
@@ -53,11 +63,12 @@ def rows() -> list[list[str]]:
 
 
 def words_of(row: list[str]) -> list[str]:
-    """`a.b`, `.c`: the second is a field of the same structure."""
-    names, struct = [], ""
-    for name in re.findall(r"`([\w.]+)`", row[0]):
-        struct = name.split(".")[0] if not name.startswith(".") else struct
-        names.append(struct + name if name.startswith(".") else name)
+    """`a.b`, `.c`: the second is a field of the same structure; `a.c:b`, `.d`: a variable of the same file."""
+    names, before = [], ""
+    for name in re.findall(r"`([\w.:]+)`", row[0]):
+        if not name.startswith("."):
+            before = re.sub(r"\w+$", "", name)
+        names.append(before + name.lstrip(".") if name.startswith(".") else name)
     return names
 
 
@@ -81,4 +92,6 @@ def test_the_headers_are_read():
         "rn_lock.held",
         "rn_theirs",
         "segment.base",
+        "fork.c:handlers",
+        "witness.c:lent",
     } <= shared_words()
