@@ -19,6 +19,10 @@
 
 #define DEVICE "librdmanet_soft.so"
 
+#ifndef RTLD_DEEPBIND
+#define RTLD_DEEPBIND 0 /* musl's loader has nothing like it */
+#endif
+
 #ifdef __has_attribute
 #if __has_attribute(musttail)
 #define TAIL_CALLS

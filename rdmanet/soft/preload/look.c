@@ -19,6 +19,8 @@
 #include "next.h"
 #include "tree.h"
 
+struct stat64; /* musl's headers have none */
+
 /* For what the headers do not declare. */
 #define NEXT_OF(type, function)                                               \
 	static type *next_##function;                                         \

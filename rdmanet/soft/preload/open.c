@@ -22,6 +22,8 @@
 #include "next.h"
 #include "tree.h"
 
+struct dirent64; /* musl's headers have none */
+
 enum { TEXT = 128 };
 
 /* The device's own, if it was preloaded, too: base/extras.h. */
