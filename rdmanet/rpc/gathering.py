@@ -60,12 +60,7 @@ async def fetch(loop: asyncio.AbstractEventLoop, unpacking: Unpacking, read: Rea
     """
     left = iter(unpacking.blocks)
     if len(unpacking.blocks) > 1:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(_AT_ONCE):
-                    group.create_task(_read(loop, left, read))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        await _together([loop.create_task(_read(loop, left, read)) for _ in range(_AT_ONCE)])
     else:
         await _read(loop, left, read)
     await in_turns(loop, unpacking.text_checks())
@@ -79,3 +74,44 @@ async def _read(loop: asyncio.AbstractEventLoop, blocks: Iterator[Block], read: 
         await brought_in(loop, memory)
         await read(memory, block.start)
         block.copy_out()
+
+
+async def _together(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait until all of these have ended; if one fails, or this is cancelled, the others are cancelled.
+
+    An asyncio.TaskGroup would leave its error, with the tasks' frames and their memory, to the garbage collector.
+    """
+    error: BaseException | None = None
+    are_cancelled = False
+    try:
+        while not all(task.done() for task in tasks):
+            try:
+                await asyncio.wait(
+                    [task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED
+                )
+            except asyncio.CancelledError as exc:
+                error = exc
+            error = error or _error_of(tasks)
+            if error is not None and not are_cancelled:
+                are_cancelled = True
+                _cancel(tasks)
+        if error is not None:
+            raise error
+    finally:
+        tasks.clear()  # which have errors, whose tracebacks have this frame
+        del error
+
+
+def _error_of(tasks: list[asyncio.Task[None]]) -> BaseException | None:
+    """The error of one that has failed."""
+    for task in tasks:
+        if task.done():
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is not None:
+                return error
+    return None
+
+
+def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()

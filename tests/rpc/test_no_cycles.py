@@ -18,7 +18,7 @@ import pytest
 from net import Journal, Net, callee, idle
 
 from rdmanet import rpc
-from rdmanet.rpc import Code
+from rdmanet.rpc import Code, fetching, taking
 from rdmanet.rpc.link import logger
 from tests.support.waiting import begin, loop_turns, until_seen
 
@@ -331,3 +331,34 @@ async def test_what_is_not_sent(net: Net):
         assert await dropped(call) is asyncio.CancelledError
         del call
         assert await watch.is_over(server)
+
+
+class Boxes(rpc.Service):
+    async def put(self, arrays: list[numpy.ndarray]) -> None: ...
+
+    async def get(self) -> list[numpy.ndarray]:
+        return [numpy.ones(LENT, "u1") for _ in range(3)]
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+@pytest.mark.parametrize("fails", ["all", "the second"])
+async def test_arrays_that_cannot_be_read(net: Net, fails: str, monkeypatch: pytest.MonkeyPatch):
+    """Several of them are read at a time, at either side."""
+    client, server = await net.pair(Boxes())
+    offsets: list[int] = []
+
+    async def read(link: Any, remote: Any, memory: Any, offset: int) -> None:
+        offsets.append(offset)
+        await loop_turns(1)
+        if fails == "all" or offset:
+            raise rpc.Error(Code.UNAVAILABLE, "it cannot be read")
+
+    monkeypatch.setattr(taking, "read_offer", read)
+    monkeypatch.setattr(fetching, "read_offer", read)
+    arrays = [numpy.ones(LENT, "u1") for _ in range(3)]
+    with without_collector():
+        assert await dropped(client.put(arrays)) is rpc.Error
+        assert await dropped(client.get()) is rpc.Error
+        assert await idle(server)
+        await loop_turns(5)
+    assert len(offsets) >= 4
