@@ -184,9 +184,20 @@ class Admission:
         self._looks_until = 0.0  # no place is revoked before this time
         self._looks_again = 0
         self._letting_in = False
+        self._closed = False
 
     def arrived(self, visitor: Visitor) -> None:
         """Accept it, now or when there is a place. If too many wait, refuse one of them, not necessarily this one."""
+        if not self._waiting.since and not self._letting_in and len(self._inside.since) < self._places:
+            self._inside.add(visitor, self._loop.time())
+            self._letting_in = True
+            try:
+                visitor.enter()
+            finally:
+                self._letting_in = False
+            if self._timer is None:  # else it expires early enough: those who came before have less time
+                self._set_timer()
+            return
         self._waiting.add(visitor, self._loop.time())
         if len(self._waiting.since) > self._waiting_max:
             self._waiting.eldest_of_the_busiest().turn_away()
@@ -200,8 +211,9 @@ class Admission:
 
     def left(self, visitor: Visitor) -> None:
         """Its connection is established or over, or it no longer waits. Calling this again does nothing."""
-        self._waiting.discard(visitor)
-        if self._inside.discard(visitor):
+        if self._waiting.since:
+            self._waiting.discard(visitor)
+        if self._inside.discard(visitor) and (self._waiting.since or self._closed):
             self._go_on()
 
     def close(self) -> None:
@@ -209,6 +221,7 @@ class Admission:
         for visitor in list(self._waiting.since):
             visitor.turn_away()
         self._waiting.clear()
+        self._closed = True
         if not self._inside.since:
             self._stop_timer()
 
@@ -244,7 +257,8 @@ class Admission:
 
     def _set_timer(self) -> None:
         """Leave a timer that expires too early as it is. In each turn, a loop calls those who read before the timers
-        that are due, so a flood would make us set it again for ever, and it would never expire."""
+        that are due, so a flood would make us set it again for ever, and it would never expire. Most visitors leave
+        long before it does, and no timer is set or stopped for them."""
         if not self._inside.since or self._loop.is_closed():
             self._stop_timer()
             return

@@ -116,7 +116,30 @@ def test_an_honest_crowd_all_get_in():
             server.clock.advance(0.02)
             visitor.goes_on()
     assert fates(crowd) == ["stands"] * 100
-    assert not server.clock.timers or all(timer.callback is None for _, _, timer in server.clock.timers)
+    server.clock.advance(admission.PATIENCE_S)
+    assert not server.clock.timers
+
+
+def test_one_timer_is_enough_for_all_who_come_and_go_in_time():
+    """Setting and stopping one for each would take longer than the rest that is done for it here."""
+    server = Server()
+    for _ in range(100):
+        (visitor,) = server.come("a", 1)
+        server.clock.advance(0.001)
+        visitor.goes_on()
+    assert len(server.clock.timers) == 1
+    server.come("a", 1)
+    server.door.close()
+    server.clock.advance(2 * admission.PATIENCE_S)
+    assert not server.clock.timers
+
+
+def test_a_closed_server_has_no_timer_when_the_last_has_gone():
+    server = Server()
+    (visitor,) = server.come("a", 1)
+    server.door.close()
+    visitor.goes_on()
+    assert all(timer.callback is None for _, _, timer in server.clock.timers)
 
 
 def test_who_never_goes_on_has_five_seconds():
