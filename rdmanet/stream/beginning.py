@@ -2,7 +2,8 @@
 
 Theory
 ------
-The connecting side speaks first: iWARP demands it (rdma_connect(3)). If its program writes nothing, that is a Credit.
+The connecting side speaks first: iWARP demands it (rdma_connect(3)). If its program writes nothing in
+connection_made(), that is a Credit.
 
 A server by TCP makes a protocol when its kernel has long had the connection, and mostly the client's first bytes, too.
 So it hardly ever sees a connection that is idle only because the client has just come. uvicorn closes idle ones when it
@@ -69,12 +70,12 @@ def _begin(life: Life) -> None:
     life.machine.receive(Event.ESTABLISHED)
     connection.open(protocol, is_buffered(protocol), connects)
     connection.keep_alive(config.keepalive is not None, *(config.keepalive or KEEPALIVE))
-    if connects:
-        speak(life, FIRST_WORD_TURNS if config.waits_to_hear else 0)
     close_due = life.machine.writing is Writing.CLOSE_DUE
     if close_due:
         life.deadlines.stop()
     life.callbacks.connection_made()
+    if connects:
+        speak(life, FIRST_WORD_TURNS if config.waits_to_hear else 0)
     life.loop.call_soon(connection.greet)
     connection.hear_early()
     if close_due:

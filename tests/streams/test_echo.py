@@ -222,3 +222,20 @@ async def test_what_is_short_goes_inline(net: Net):
     async with asyncio.timeout(60):
         # It is counted when the device is done with it.
         await until_seen(lambda: qp.counters()["bytes_inline"] >= before + 40)
+
+
+async def test_who_writes_when_the_connection_is_made_says_nothing_else_before(net: Net):
+    """The connecting side speaks first. If its program has something to say, that is enough."""
+
+    class Speaker(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.write(b"hello")
+
+    client, server = await net.pair(Speaker)
+    await server.until_received(5)
+    assert client.transport.get_extra_info("rdma_stats")["control_frames_sent"] == 0
+    silent, other = await net.pair()
+    await net.until(lambda: silent.transport.get_extra_info("rdma_stats")["control_frames_sent"] == 1)
+    other.transport.write(b"so the server may speak")
+    await silent.until_received(23)
