@@ -19,10 +19,10 @@ from typing import Any, TypeVar, cast
 
 from rdmanet._core import stream_half_open_bytes
 from rdmanet.errors import endpoint, shown
-from rdmanet.stream.addresses import SockAddr, libraries_for, merged, resolve, wildcards
+from rdmanet.stream.addresses import SockAddr, libraries_for, merged, numeric, resolve, wildcards
 from rdmanet.stream.admission import places_for
 from rdmanet.stream.establish import ElsewhereError, Role, SourcePortTakenError
-from rdmanet.stream.loop_context import LoopContext, loop_context_for
+from rdmanet.stream.loop_context import LoopContext, known_loop_context, loop_context_for
 from rdmanet.stream.options import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -115,8 +115,9 @@ async def create_rdma_connection(
 
     Cancelling it undoes what has been begun; if the connection has just been made, it is aborted.
     """
-    refuse_unbuilt("create_rdma_connection", unbuilt)
-    _refuse_unknown("create_rdma_connection", unbuilt)
+    if unbuilt:
+        refuse_unbuilt("create_rdma_connection", unbuilt)
+        _refuse_unknown("create_rdma_connection", unbuilt)
     loop = asyncio.get_running_loop()
     if host is None or port is None:
         raise ValueError("host and port are needed")
@@ -141,7 +142,7 @@ async def create_rdma_connection(
         busy_poll=busy_poll,
         keepalive=keepalive,
     )
-    addresses = await resolve(loop, host, port, family, proto, flags)
+    addresses = numeric(host, port, family) or await resolve(loop, host, port, family, proto, flags)
     ours: list[SockAddr] | None = None
     if local_addr is not None:
         if isinstance(local_addr, str) or len(local_addr) < 2:
@@ -154,7 +155,7 @@ async def create_rdma_connection(
             failures.append(_no_source(address, local_addr))
             continue
         for library, local in itertools.product(libraries_for(address, device), sources):
-            loop_context = await loop_context_for(loop, library)
+            loop_context = known_loop_context(loop, library) or await loop_context_for(loop, library)
             try:
                 transport = await connect(loop_context, config, factory, address, local)
             except OSError as exc:
@@ -162,7 +163,8 @@ async def create_rdma_connection(
                     raise  # the factory's, or the connection's: the address has answered
                 failures.append(exc)
                 continue
-            logger.debug("connected to %s by device %s", address, transport.get_extra_info("rdma_device"))
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("connected to %s by device %s", address, transport.get_extra_info("rdma_device"))
             if layer is None:
                 return transport, cast(_P, protocol)  # the transport may have another by now
             face, above = await layer.done(transport)
@@ -270,7 +272,7 @@ async def connect(
     while True:
         transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
         try:
-            await transport._connect(address, local)
+            await transport._life.connect(address, local)
         except ElsewhereError as exc:
             if not config.goes_elsewhere:
                 raise

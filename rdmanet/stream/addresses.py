@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import functools
 import ipaddress
@@ -30,27 +29,43 @@ def wildcards(family: int) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """A numeric address; ValueError if it is none. Whoever connects again to the same peer does not parse it again."""
-    return ipaddress.ip_address(host.partition("%")[0])
+def _address(host: str) -> tuple[int, bool, bool]:
+    """A numeric address: its version, and whether it is of one link, or of this host only.
+
+    Whoever connects again to the same peer does not parse it again.
+
+    :raises ValueError: it is none
+    """
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    return ip.version, ip.is_link_local, ip.is_loopback
+
+
+def numeric(host: str, port: int | str, family: int) -> list[SockAddr] | None:
+    """The address of a host that is given by number: it needs no resolver, and no waiting. None: by name."""
+    if not isinstance(port, int) or not isinstance(host, str):
+        return None
+    try:
+        version, is_link_local, _ = _address(host)
+    except ValueError:
+        return None
+    wanted = socket.AF_INET if version == 4 else socket.AF_INET6
+    if family not in (0, wanted):
+        raise OSError(errno.EAFNOSUPPORT, f"{host} is not an address of family {family}")
+    if not 0 <= port <= 65535:
+        raise OverflowError(f"port {port} is not in 0..65535")
+    if "%" not in host:
+        return [(host, port) if version == 4 else (host, port, 0, 0)]
+    if version == 6 and is_link_local:
+        return [(host.partition("%")[0], port, 0, scope_of(host))]
+    return None
 
 
 async def resolve(
     loop: asyncio.AbstractEventLoop, host: str, port: int | str, family: int, proto: int, flags: int
 ) -> list[SockAddr]:
     """The addresses of a host. A numeric address is not passed to the loop's resolver, which would use a thread."""
-    if isinstance(port, int) and isinstance(host, str):
-        with contextlib.suppress(ValueError):
-            ip = _address(host)
-            wanted = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-            if family not in (0, wanted):
-                raise OSError(errno.EAFNOSUPPORT, f"{host} is not an address of family {family}")
-            if not 0 <= port <= 65535:
-                raise OverflowError(f"port {port} is not in 0..65535")
-            if "%" not in host:
-                return [(host, port) if ip.version == 4 else (host, port, 0, 0)]
-            if ip.version == 6 and ip.is_link_local:
-                return [(host.partition("%")[0], port, 0, scope_of(host))]
+    if addresses := numeric(host, port, family):
+        return addresses
     found = await loop.getaddrinfo(
         host, port, family=family, type=socket.SOCK_STREAM, proto=proto, flags=flags
     )
@@ -77,7 +92,7 @@ def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
         raise DeviceNotFoundError(
             errno.ENODEV, f"no RDMA device is named {wanted!r}{source}{but}; `rdmanet devices` lists them"
         )
-    if embedded is not None and _address(address[0]).is_loopback:
+    if embedded is not None and _address(address[0])[2]:
         return [embedded]
     system = Library.system()
     has_real = system is not None and bool(_device_names(system))

@@ -11,7 +11,6 @@ Received bytes do not pass through here: _pyx/sink.pxi calls data_received() and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import weakref
 from collections.abc import Callable
@@ -55,9 +54,11 @@ class Callbacks:
         collector would free the two.
         """
         self.transport = None
-        with contextlib.suppress(TypeError):  # there is none, or its class has __slots__ without __weakref__
+        try:
             self._protocol_was = weakref.ref(self._protocol)  # type: ignore[arg-type]
-            self._protocol = None
+        except TypeError:  # there is none, or its class has __slots__ without __weakref__
+            return
+        self._protocol = None
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """Call the factory. What it raises is the caller's, and so is the AttributeError if it makes no protocol."""

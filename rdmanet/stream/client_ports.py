@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import resource
 import socket
-from collections.abc import Callable
 from typing import cast
 
 from rdmanet.stream.addresses import SockAddr
@@ -48,11 +47,9 @@ class HeldPort:
             _count(-1)
 
 
-def with_port(address: SockAddr | None, clients_qp: Callable[[], int]) -> SockAddr | None:
-    """The address, with the port that stands for the client's queue pair if it has none."""
-    if address is None or address[1]:
-        return address
-    return cast(SockAddr, (address[0], port_of(clients_qp()), *address[2:]))
+def with_port(address: SockAddr, clients_qp: int) -> SockAddr:
+    """An address that has no port, with the one that stands for the client's queue pair."""
+    return cast(SockAddr, (address[0], port_of(clients_qp), *address[2:]))
 
 
 def port_of(qp_num: int) -> int:

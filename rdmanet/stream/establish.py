@@ -49,6 +49,7 @@ logger = logging.getLogger("rdmanet")
 
 SHARED_RNR_RETRY = 7
 """Retry forever: a peer that overruns its credits consumes other connections' receives."""
+_FEATURES = credit.FEATURE_PLACEMENT | credit.FEATURE_GROWTH | credit.FEATURE_SOLICITS
 MAX_RESOLVE_S = 2_000_000
 """rdma_cm counts milliseconds, in an int."""
 
@@ -122,6 +123,7 @@ class Endpoint:
         self._waiter: asyncio.Future[None] | None = None
         self._awaited: CMEventType | None = None
         self._late: TimeoutError | None = None  # the time for connecting is up
+        self._hello: credit.Hello | None = None
 
     # -- connecting ----------------------------------------------------------------------------------------
 
@@ -151,10 +153,12 @@ class Endpoint:
                 await self._step(CMEventType.ROUTE_RESOLVED, lambda: None)  # its event says why not
             self._check_device(cm_id)
             self._prepare(cm_id, context)
-            await self._step(CMEventType.ESTABLISHED, lambda: self._request(cm_id, local))
+            waiter = self._begin_step(CMEventType.ESTABLISHED)
+            self._request(cm_id, local)
+            await waiter
         finally:
             self.connecting = False
-            self._late = None
+            self._waiter = self._awaited = self._late = None
             if timer is not None:
                 timer.cancel()
 
@@ -187,15 +191,20 @@ class Endpoint:
 
     async def _step(self, awaited: CMEventType, begin: Callable[[], None]) -> None:
         """Begin something and wait for its event; any other event of the identifier is its failure."""
-        if self._late is not None:
-            raise self._late
-        self._awaited = awaited
-        waiter = self._waiter = self._loop_context.loop.create_future()
+        waiter = self._begin_step(awaited)
         try:
             begin()
             await waiter
         finally:
             self._waiter = self._awaited = None
+
+    def _begin_step(self, awaited: CMEventType) -> asyncio.Future[None]:
+        """What the event of a step that begins now ends."""
+        if self._late is not None:
+            raise self._late
+        self._awaited = awaited
+        waiter = self._waiter = self._loop_context.loop.create_future()
+        return waiter
 
     def fail(self, error: BaseException) -> bool:
         """Make ``connect()`` raise this error; False if nobody waits in ``connect()``."""
@@ -221,10 +230,15 @@ class Endpoint:
     # -- both ----------------------------------------------------------------------------------------------
 
     def hello(self) -> credit.Hello:
-        """What the peer must know about our receives."""
+        """What the peer must know about our receives, which exist."""
+        if self._hello is None:
+            self._hello = self._new_hello()
+        return self._hello
+
+    def _new_hello(self) -> credit.Hello:
         connection, slots = self._connection, self._config.data_slots
         first = slots if connection.shared is None else min(STREAM_SHARED_OWN, slots)
-        features = credit.FEATURE_PLACEMENT | credit.FEATURE_GROWTH | credit.FEATURE_SOLICITS
+        features = _FEATURES
         if self.role is Role.CLIENT and self._config.goes_elsewhere:
             features |= credit.FEATURE_ELSEWHERE
         return credit.Hello(connection.first_slot_bytes, slots, credit.CONTROL_SLOTS, first, features)
@@ -302,8 +316,11 @@ class Endpoint:
             self._step_done(event, owner)
         elif kind not in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
             waiter = self._waiter
-            if waiter is None and owner.has_ended:
-                return  # by our own end: the peer has only answered
+            if waiter is None:
+                if self._connection.qp is not None:
+                    self._connection.engine.drain()  # what has come before, the last of a clean end among it
+                if owner.has_ended:
+                    return  # by our own end: the peer has only answered
             if self._connection.qp is not None:
                 self._loop_context.hear_device(
                     self._connection.engine
@@ -338,8 +355,10 @@ class Endpoint:
         """Tell the peer that the connection is over, if there was one. Later calls do nothing."""
         if self.connected and self.id is not None:
             self.connected = False
-            with contextlib.suppress(OSError):
+            try:  # not contextlib.suppress(), which calls Python functions at each end
                 self.id.disconnect(told=False)
+            except OSError:
+                pass
 
     def destroy_queue_pair(self) -> None:
         """Destroy the queue pair. From then on the device touches no memory of this connection."""

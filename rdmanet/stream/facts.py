@@ -6,9 +6,10 @@ port of its own; the number that stands for one is held here, as long as the con
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from rdmanet._core import CMID, Connection
+from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.client_ports import HeldPort, with_port
 
 
@@ -29,23 +30,26 @@ class Facts(dict[str, Any]):
 
         :param reason: why it is by RDMA
         """
-        qp = connection.qp
-        assert cm_id.context is not None and qp is not None
+        qp, context = connection.qp, cm_id.context
+        assert context is not None and qp is not None
+        number, theirs = qp.qp_num, cm_id.peer_addr
+        peer = theirs
+        if theirs is not None and not theirs[1]:  # nobody else may have this peer's address
+            peer = with_port(theirs, qp.query()[0].dest_qp_num or 0)
+            self.held_port = HeldPort(peer)
+            peer = cast(SockAddr, (peer[0], self.held_port.port, *peer[2:]))
+        ours = cm_id.local_addr
         self.update(
             fabric="rdma",
             fabric_reason=reason,
-            sockname=with_port(cm_id.local_addr, lambda: qp.qp_num),
-            peername=with_port(cm_id.peer_addr, lambda: qp.query()[0].dest_qp_num or 0),
-            rdma_device=cm_id.context.name,
-            rdma_library=cm_id.context.library.name,
+            sockname=ours if ours is None or ours[1] else with_port(ours, number),
+            peername=peer,
+            rdma_device=context.name,
+            rdma_library=context.library.name,
             rdma_port=cm_id.port_num,
-            rdma_qp=qp.qp_num,
+            rdma_qp=number,
             rdma_pd=connection.engine.pd,
         )
-        peer = self["peername"]
-        if peer is not None and cm_id.peer_addr != peer:  # nobody else may have this peer's address
-            self.held_port = HeldPort(peer)
-            self["peername"] = (peer[0], self.held_port.port, *peer[2:])
 
     def close(self) -> None:
         """The connection has ended; the facts stay."""

@@ -62,6 +62,10 @@ _STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DI
     int, Action
 )
 
+# As globals: before Python 3.12 an enum takes twenty times as long to give a member.
+_CLOSED, _CLOSING, _TOLD_LOSS, _LOSS_HELD_BACK = State.CLOSED, State.CLOSING, Told.LOSS, Told.LOSS_HELD_BACK
+_TOLD = (Told.LEFT_TO_DEVICE, _TOLD_LOSS)
+
 _E = Event
 _ABORT_CODES = {_E.PEER_VIOLATED: credit.AbortCode.PROTOCOL, _E.TIMED_OUT: credit.AbortCode.TIMEOUT}
 _NAMES_PEER = frozenset(
@@ -98,7 +102,7 @@ class Lifecycle:
         self.callbacks = Callbacks(self.loop, transport, context, protocol_factory)
         self.connection = Connection(reports, config.reference_writes, config.unread_bytes)
         self.endpoint = Endpoint(role, loop_context, config, self.connection, reports)
-        self.regions = Regions(self.connection, loop_context, reports)
+        self.known_regions: Regions | None = None
         self.writing = WritingHalf(self.loop, self.machine, self.connection, self.callbacks, self)
         self.deadlines = Deadlines(self.loop, self.machine, self.connection, config.close_timeout, reports)
         self.teardown = Teardown(
@@ -106,6 +110,18 @@ class Lifecycle:
         )
         self.readiness: Readiness | None = None
         loop_context.connections.add(self)
+
+    @property
+    def regions(self) -> Regions:
+        """See `Life`. When the connection is over, it is as if these had been there before."""
+        regions = self.known_regions
+        if regions is None:
+            regions = self.known_regions = Regions(self.connection, self.loop_context, Reports(self))
+            if self.machine.over:
+                regions.close()
+            if self.teardown.released:
+                regions.disown()
+        return regions
 
     def info(self) -> ConnectionInfo:
         """The connection as it is now."""
@@ -209,7 +225,7 @@ class Lifecycle:
     @property
     def _is_ending(self) -> bool:
         """Whether connection_lost() has been called, or is due, so that the program can end nothing any more."""
-        return self.machine.state is State.CLOSED or self.machine.told in (Told.LEFT_TO_DEVICE, Told.LOSS)
+        return self.machine.state is _CLOSED or self.machine.told in _TOLD
 
     def callback_raised(self, exc: BaseException, name: str) -> None:
         """The protocol's method of that name raised."""
@@ -251,7 +267,7 @@ class Lifecycle:
                 self.connection.discard_writes()
             if actions & _SEND_FIN:
                 self.connection.when_flushed()
-            if machine.state is State.CLOSING:
+            if machine.state is _CLOSING:
                 self.deadlines.begin_close()  # also where write_eof() had asked for the Fin already
                 self.leave_to_device()
             if actions & _SEND_ABORT:
@@ -308,7 +324,7 @@ class Lifecycle:
         if actions & _DISCONNECT:
             self.connection.stop_posting()
             self.teardown.disconnect()
-            if self.machine.state is not State.CLOSED:
+            if self.machine.state is not _CLOSED:
                 # Bytes are left to deliver. An error does not wait for a paused reader, because a writer in drain()
                 # must learn of it. After a clean end there is nothing to learn except the bytes.
                 if self.machine.error is not None:
@@ -323,7 +339,7 @@ class Lifecycle:
         """Call connection_lost(), but not before our Abort has left if the peer may write to memory until then."""
         if self.teardown.in_farewell and self.connection.lands:
             self.machine.tell(TellingEvent.HOLD_BACK)
-        if self.machine.told is not Told.LOSS_HELD_BACK:
+        if self.machine.told is not _LOSS_HELD_BACK:
             self._call_connection_lost()
 
     def _call_connection_lost(self) -> None:
@@ -334,7 +350,8 @@ class Lifecycle:
         if self.connection.lands:  # from here on, the program's memory is its own
             self.connection.end_keys()
             self.connection.lose_landings()
-        self.regions.lost()  # now, though the peer may not have learned of the end yet
+        if self.known_regions is not None:
+            self.known_regions.lost()  # now, though the peer may not have learned of the end yet
         try:
             if tells:
                 self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
@@ -347,11 +364,11 @@ class Lifecycle:
         """End at once, and do not wait until the peer has heard of it; connection_lost() gets this error."""
         machine = self.machine
         made = not machine.opening
-        if made and machine.state is not State.CLOSED and machine.error is None:
+        if made and machine.state is not _CLOSED and machine.error is None:
             machine.error = error
         machine.receive(Event.ABORT)
         self.connection.stop_writing()
-        if made and machine.told is not Told.LOSS and not self.loop.is_closed():
+        if made and machine.told is not _TOLD_LOSS and not self.loop.is_closed():
             self.callbacks.context.run(self._call_connection_lost)
         self.release_now()
 
@@ -363,7 +380,7 @@ class Lifecycle:
         """Whether the peer's device may not have all our bytes yet, and may still get them."""
         if self.machine.over or self.machine.opening:
             return False
-        return self.connection.undelivered or self.machine.state is State.CLOSING
+        return self.connection.undelivered or self.machine.state is _CLOSING
 
     def _loop_ended(self) -> None:
         """The loop ends before the connection. While the loop still runs, those who wait are told."""
@@ -372,7 +389,7 @@ class Lifecycle:
             return
         machine, transport = self.machine, self.callbacks.transport
         unclosed, error = "", None
-        made = not machine.opening and machine.state is not State.CLOSED and machine.told is not Told.LOSS
+        made = not machine.opening and machine.state is not _CLOSED and machine.told is not _TOLD_LOSS
         if made and (not machine.closing or self.connection.undelivered):
             unclosed = f"unclosed transport {transport!r}"
             error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
@@ -384,15 +401,18 @@ class Lifecycle:
     def _disconnect(self) -> None:
         """End the connection, and keep what it has received until that is delivered."""
         self.endpoint.disconnect()
-        if self.machine.told is Told.LOSS_HELD_BACK:
+        if self.machine.told is _LOSS_HELD_BACK:
             self.loop.call_soon(self._call_connection_lost, context=self.callbacks.context)
-        if self.machine.state is not State.CLOSED:
+        if self.machine.state is not _CLOSED:
             keep_received(self)
 
     def detach(self) -> None:
         """Everything is given back: forget those who refer to this."""
-        for part in (self.endpoint, self.regions, self.writing, self.deadlines):
-            part.disown()
+        self.endpoint.disown()
+        self.writing.disown()
+        self.deadlines.disown()
+        if self.known_regions is not None:
+            self.known_regions.disown()
         self.loop_context.left(self)
         self.facts.close()
         if not self.endpoint.connecting:  # else the caller of connect() is still to ask for the protocol

@@ -55,7 +55,6 @@ from rdmanet.verbs.device_events import EventFeed
 from rdmanet.verbs.device_log import DeviceLog
 
 logger = logging.getLogger("rdmanet")
-
 CMHandler = Callable[[CMEvent], None]
 
 
@@ -104,21 +103,23 @@ _all: weakref.WeakSet[LoopContext] = weakref.WeakSet()
 _all_lock = threading.Lock()  # other threads may create theirs at the same time
 
 
+def known_loop_context(loop: asyncio.AbstractEventLoop, library: Library) -> LoopContext | None:
+    """The context of this loop for this library, if there is one."""
+    known: LoopContext | None = getattr(loop, _ATTRIBUTE, {}).get(library.name)
+    return None if known is None or known.closed else known
+
+
 async def loop_context_for(loop: asyncio.AbstractEventLoop, library: Library) -> LoopContext:
-    """The context of this loop for this library; created if there is none."""
-    loop_contexts: dict[str, LoopContext] | None = getattr(loop, _ATTRIBUTE, None)
-    if loop_contexts is None:
-        loop_contexts = {}
-        # On the loop itself: the collector sees this cycle, but a global table would keep the loop alive.
-        setattr(loop, _ATTRIBUTE, loop_contexts)
-    loop_context = loop_contexts.get(library.name)
-    if loop_context is None or loop_context.closed:
+    """The same; created if there is none."""
+    loop_context = known_loop_context(loop, library)
+    if loop_context is None:
         with _all_lock:
-            others = list(_all)
-        for other in others:
-            if other.loop.is_closed():
-                other.close()
-        loop_context = loop_contexts[library.name] = LoopContext(loop, library)
+            ended = [other for other in _all if other.loop.is_closed()]
+        for other in ended:
+            other.close()
+        # On the loop itself: the collector sees this cycle, but a global table would keep the loop alive.
+        setattr(loop, _ATTRIBUTE, getattr(loop, _ATTRIBUTE, {}))
+        loop_context = getattr(loop, _ATTRIBUTE)[library.name] = LoopContext(loop, library)
         await loop_context.tie_to_loop()
     return loop_context
 
@@ -375,9 +376,8 @@ class LoopContext:
             if event.qp is not None and not event.qp.closed:
                 for user in users_of(engine):
                     if user.qp is event.qp:
-                        user.on_connection_error(
-                            event_error(kind.name, device, f"queue pair {event.qp.qp_num:#x}")
-                        )
+                        what = f"queue pair {event.qp.qp_num:#x}"
+                        user.on_connection_error(event_error(kind.name, device, what))
         elif event.port_num is not None:
             level = logging.WARNING if kind is EventType.PORT_ERR else logging.INFO
             logger.log(level, "port %d of %s: %s", event.port_num, device, kind.name)

@@ -7,7 +7,7 @@ nothing about the life, is in files of its own, which see a life as it is descri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rdmanet.protocol import Event, Machine
@@ -30,7 +30,7 @@ class Life(Protocol):
     :ivar machine: its states, and the error that it ends with
     :ivar connection: its bytes
     :ivar endpoint: its identifier and its queue pair
-    :ivar regions: the memory on offer
+    :ivar known_regions: the memory on offer; None unless somebody has used `regions`
     :ivar writing: our half of it
     :ivar callbacks: its protocol
     :ivar deadlines: the timers of what waits for the peer
@@ -46,7 +46,7 @@ class Life(Protocol):
     machine: Machine
     connection: Connection
     endpoint: Endpoint
-    regions: Regions
+    known_regions: Regions | None
     writing: WritingHalf
     callbacks: Callbacks
     deadlines: Deadlines
@@ -54,6 +54,10 @@ class Life(Protocol):
     readiness: Readiness | None
     teardown: Teardown
     on_made: Callable[[], None]
+
+    @property
+    def regions(self) -> Regions:
+        """The memory on offer. Most connections never have any, so it is made when it is first used."""
 
     def handle(self, event: Event, error: BaseException | None = None, reason: str = "") -> None:
         """Something has happened; if it has us send an Abort, that tells the peer the reason."""
@@ -79,45 +83,37 @@ def keep_received(life: Life) -> None:
 
     Whoever waits for remote memory waits in vain now, and may be the reason why the reader is paused.
     """
-    life.regions.end_bindings()
+    if life.known_regions is not None:
+        life.known_regions.end_bindings()
     life.connection.end_keys()
     life.endpoint.destroy_queue_pair()
     life.connection.lose_operations()
     life.connection.lose_loans()
     life.connection.lose_landings()
-    fail_waiters(life)
+    if life.known_regions is not None:
+        life.known_regions.close()
+    if not life.loop.is_closed():
+        life.writing.over()
 
 
-def steps_of_end(life: Life) -> tuple[Callable[[], None], ...]:
+def steps_of_end(life: Life) -> Iterator[Callable[[], None]]:
     """What gives everything back, in this order.
 
     The peer's keys before the queue pair that they are bound to, which is in ERR by then; the queue pair before the
     memory that it writes into; the identifier after its queue pair (rdma_destroy_id(3)); those who wait are told last.
     """
-
-    def fail_all_waiters() -> None:
-        fail_waiters(life)
-
-    def close_readiness() -> None:
-        if life.readiness is not None:
-            life.readiness.close()
-
-    return (
-        life.deadlines.stop,
-        life.endpoint.disconnect,
-        life.regions.end_bindings,
-        life.connection.end_keys,
-        life.endpoint.destroy_queue_pair,
-        life.connection.release,
-        life.endpoint.destroy_id,
-        fail_all_waiters,
-        close_readiness,
-        life.detach,
-    )
-
-
-def fail_waiters(life: Life) -> None:
-    """Tell those who wait for operations, or for room, that they wait in vain."""
-    life.regions.close()
+    yield life.deadlines.stop
+    yield life.endpoint.disconnect
+    if life.known_regions is not None:
+        yield life.known_regions.end_bindings
+    yield life.connection.end_keys
+    yield life.endpoint.destroy_queue_pair
+    yield life.connection.release
+    yield life.endpoint.destroy_id
+    if life.known_regions is not None:
+        yield life.known_regions.close
     if not life.loop.is_closed():
-        life.writing.over()
+        yield life.writing.over
+    if life.readiness is not None:
+        yield life.readiness.close
+    yield life.detach

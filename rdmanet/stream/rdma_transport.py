@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from rdmanet import credit
 from rdmanet._core import MR, QP, AccessFlags, SharedRing, StreamEngine
 from rdmanet.protocol import State
-from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.establish import Role
 from rdmanet.stream.lifecycle import Lifecycle
 from rdmanet.stream.loop_context import LoopContext
@@ -76,10 +75,6 @@ class RdmaTransport(asyncio.Transport):
             self.writelines = self._connection.writelines  # type: ignore[method-assign]
 
     # -- for those who make it -----------------------------------------------------------------------------
-
-    async def _connect(self, address: SockAddr, local: SockAddr | None) -> None:
-        """The connecting side, from an address to connection_made()."""
-        await self._life.connect(address, local)
 
     def _accept(self, request: ConnectRequest) -> None:
         """The accepting side. It goes on when ESTABLISHED comes."""
@@ -141,7 +136,9 @@ class RdmaTransport(asyncio.Transport):
         if name == "rdma_stats":
             return self._connection.stats() if facts else default
         if name == "rdma_offers":
-            return self._life.regions.held() if facts else default
+            regions = self._life.known_regions
+            held = [] if regions is None else regions.held()
+            return held if facts else default
         if name == "rdma_peer_user":
             cm_id = self._life.endpoint.id
             user = None if cm_id is None else cm_id.peer_user

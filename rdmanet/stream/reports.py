@@ -111,7 +111,8 @@ class Reports:
         self._life.regions.operation_done(operation)
 
     def room_for_operations(self) -> None:
-        self._life.regions.post_waiting()
+        if self._life.known_regions is not None:
+            self._life.known_regions.post_waiting()
 
     def operation_lost(self, operation: Posted) -> None:
         self._life.regions.operation_lost(operation)

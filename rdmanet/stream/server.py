@@ -385,7 +385,8 @@ class ConnectRequest:
         self.loop_context = loop_context
         self.id = cm_id
         self.hello = hello
-        self.source = source_of(cm_id.peer_addr[0], cm_id.peer_user) if cm_id.peer_addr is not None else ""
+        peer = cm_id.peer_addr
+        self.source = "" if peer is None else source_of(peer[0], cm_id.peer_user)
         self.admission = server._admission_by_name if cm_id.peer_by_name else server._admission
         self._server = server
         self._transport: Accepted | None = None

@@ -14,9 +14,14 @@ raise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from rdmanet.protocol import ENDINGS, Action, Ending, EndingEvent
+
+_CONNECTED, _RELEASED = Ending.CONNECTED, Ending.RELEASED
+_FAREWELLS = (Ending.FAREWELL, Ending.LAST_WORDS)
+_UNWANTED = (Ending.LAST_WORDS, Ending.RELEASED)
+_DISCONNECT, _RELEASE = Action.DISCONNECT, Action.RELEASE
 
 FAREWELL_S = 1.0
 """How long our Abort may take to arrive: a peer that is stopped or gone must not keep our memory."""
@@ -32,15 +37,15 @@ class Teardown:
         self,
         loop: asyncio.AbstractEventLoop,
         disconnect: Callable[[], None],
-        steps: Callable[[], Sequence[Callable[[], None]]],
+        steps: Callable[[], Iterable[Callable[[], None]]],
         report: Callable[[Exception, str], None],
     ) -> None:
         """
         :param disconnect: ends the connection, and keeps what it has received
-        :param steps: says what frees everything that it holds, in the order in which to call that
+        :param steps: says what frees everything that it holds, each when those before it have been called
         :param report: gets what a step raises, and a message
         """
-        self.state = Ending.CONNECTED
+        self.state = _CONNECTED
         self._loop = loop
         self._disconnect = disconnect
         self._steps = steps
@@ -50,21 +55,21 @@ class Teardown:
     @property
     def released(self) -> bool:
         """Whether nothing is left to be taken apart."""
-        return self.state is Ending.RELEASED
+        return self.state is _RELEASED
 
     @property
     def in_farewell(self) -> bool:
         """Whether our Abort is on its way."""
-        return self.state in (Ending.FAREWELL, Ending.LAST_WORDS)
+        return self.state in _FAREWELLS
 
     @property
     def wanted(self) -> bool:
         """Whether somebody may still need the connection."""
-        return self.state not in (Ending.LAST_WORDS, Ending.RELEASED)
+        return self.state not in _UNWANTED
 
     def abort_posted(self) -> None:
         """Give our Abort time to arrive."""
-        if self.state is Ending.CONNECTED:
+        if self.state is _CONNECTED:
             self._timer = self._loop.call_later(FAREWELL_S, self.heard)
         self._receive(EndingEvent.ABORT_POSTED)
 
@@ -90,9 +95,9 @@ class Teardown:
         if self._timer is not None and not self.in_farewell:
             self._timer.cancel()
             self._timer = None
-        if action is Action.DISCONNECT:
+        if action is _DISCONNECT:
             self._disconnect()
-        elif action is Action.RELEASE:
+        elif action is _RELEASE:
             for free in self._steps():
                 try:
                     free()

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 
+import pytest
 from harness import HOST, Net
 
 import rdmanet
@@ -70,3 +71,31 @@ async def test_get_protocol_of_an_ended_transport(net: Net):
         if kind is Keeper:
             gc.collect()
         assert (transport.get_protocol() is None) == (kind is Keeper)
+
+
+async def test_memory_of_a_connection_that_never_had_any_and_is_over(net: Net):
+    """What keeps track of offers is made with the first. After the end it is as if it had been there."""
+    client, server = await net.pair()
+    assert client.transport.get_extra_info("rdma_offers") == []
+    assert client.transport._life.known_regions is None
+    client.transport.abort()
+    for protocol in (client, server):
+        await protocol.until(lambda protocol=protocol: protocol.lost)
+        assert protocol.transport.get_extra_info("rdma_offers") == []
+        with pytest.raises(ConnectionResetError, match="the connection is lost"):
+            async with protocol.transport.offer(bytearray(100)):
+                pass
+        assert protocol.transport._regions.peer == protocol.transport.get_extra_info("peername")
+
+
+async def test_what_a_connection_takes_until_it_is_used(net: Net):
+    """Objects that the collector knows: what most connections never use is made with its first use."""
+    _, port = await net.serve(Keeper)
+    kept = [await rdmanet.create_rdma_connection(Keeper, HOST, port) for _ in range(3)]
+    gc.collect()
+    before, count = len(gc.get_objects()), 20
+    kept += [await rdmanet.create_rdma_connection(Keeper, HOST, port) for _ in range(count)]
+    gc.collect()
+    assert (len(gc.get_objects()) - before) / count < 122  # of both sides; one does not see which
+    for transport, _ in kept:
+        transport.abort()
