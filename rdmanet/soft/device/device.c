@@ -279,6 +279,7 @@ RN_EXPORT int ibv_close_device(struct ibv_context *ibv_context)
 		rn_pool_forget_all(); /* with what is claimed there, which keeps memory aside */
 		rn_mr_close();
 		rn_null_close();
+		rn_qp_forget_sqs();
 	}
 	rn_arena_close();
 	pthread_mutex_unlock(&rn_process_lock);

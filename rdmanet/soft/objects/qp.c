@@ -64,7 +64,7 @@ static int check_init(const struct ibv_qp_init_attr_ex *init)
 	return 0;
 }
 
-enum { SQ_PAGES_BYTES = 8192 };
+enum { SQ_PAGES_BYTES = 8192, SQS_KEPT = 16, SQ_KEPT_BYTES = 65536 };
 
 static uint32_t power_of_two(uint32_t n)
 {
@@ -157,14 +157,49 @@ static size_t sq_bytes(const struct rn_qp *qp)
 	return (size_t)(qp->sq_mask + 1) * qp->sq_stride;
 }
 
-/* A queue of several pages has them from the kernel: those that it does not reach, as most do not, are never there. */
+/*
+ * A queue of several pages has them from the kernel: those that it does not reach, as most do not, are never there.  To get
+ * them and to give them back takes longer than all else that is done for a queue pair, and programs that connect for each
+ * request have one size of queue: so some are kept.  The size of one that is kept is at its start.
+ */
+static size_t *_Atomic kept_sqs[SQS_KEPT];
+
+void rn_qp_forget_sqs(void)
+{
+	for (unsigned i = 0; i < SQS_KEPT; i++) {
+		size_t *pages = atomic_exchange(&kept_sqs[i], NULL);
+
+		if (pages)
+			munmap(pages, *pages);
+	}
+}
+
+static void keep_sq(void *pages, size_t size)
+{
+	*(size_t *)pages = size;
+	for (unsigned i = 0; i < SQS_KEPT && size <= SQ_KEPT_BYTES; i++) {
+		size_t *none = NULL;
+
+		if (atomic_compare_exchange_strong(&kept_sqs[i], &none, pages))
+			return;
+	}
+	munmap(pages, size);
+}
+
 static void *take_sq(struct rn_qp *qp)
 {
-	size_t size = sq_bytes(qp);
+	size_t size = sq_bytes(qp), *kept;
 	void *pages;
 
 	if (size < SQ_PAGES_BYTES)
 		return calloc(1, size);
+	for (unsigned i = 0; i < SQS_KEPT && size <= SQ_KEPT_BYTES; i++) {
+		kept = atomic_load(&kept_sqs[i]) ? atomic_exchange(&kept_sqs[i], NULL) : NULL;
+		if (kept && *kept == size)
+			return kept;
+		if (kept)
+			munmap(kept, *kept); /* sizes have changed */
+	}
 	pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	return pages == MAP_FAILED ? NULL : pages;
 }
@@ -172,7 +207,7 @@ static void *take_sq(struct rn_qp *qp)
 static void free_sq(struct rn_qp *qp)
 {
 	if (qp->sq && sq_bytes(qp) >= SQ_PAGES_BYTES)
-		munmap(qp->sq, sq_bytes(qp));
+		keep_sq(qp->sq, sq_bytes(qp));
 	else
 		free(qp->sq);
 }

@@ -190,6 +190,7 @@ static inline struct rn_qp *rn_qp_by_number(uint32_t qpn)
 
 /* NULL and errno; init->cap is updated to its real sizes. */
 struct rn_qp *rn_qp_create(struct ibv_qp_init_attr_ex *init);
+void rn_qp_forget_sqs(void); /* the memory of send queues that is kept for later ones */
 struct ibv_qp *rn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *init); /* requester/post_ex.c */
 /* Is this a transition, with these attributes? qp_table.c */
 bool rn_qp_may_move(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
