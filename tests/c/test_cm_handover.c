@@ -522,7 +522,8 @@ static void move_early(int fd, uint16_t to)
 	await_message(side.wire, RN_CM_HANDOVER, &theirs);
 	send_message(side.wire, RN_CM_HANDOVER, &ours);
 	memcpy(&token, theirs.token, sizeof token);
-	CHECK(rn_peer_tell_connection(peer, RN_CM_MOVED, token));
+	header.type = RN_CM_MOVED;
+	CHECK(rn_peer_tell_connection(peer, RN_CM_HANDED, token, &header, sizeof header));
 	CHECK(recv(side.wire, &byte, 1, 0) == 0); /* they have moved, too */
 	CHECK(hear(fd) == 'd');
 	send_message(side.wire, RN_CM_DREQ, &header);

@@ -248,6 +248,17 @@ union ibv_gid rn_stranger_by_tcp(int fd, const struct sockaddr *far)
 	return from;
 }
 
+union ibv_gid rn_stranger_by_link(int pid)
+{
+	union ibv_gid from = {.raw = {0}};
+	uid_t user = geteuid();
+
+	memcpy(from.raw, by_tcp, sizeof(by_tcp));
+	memcpy(&from.raw[sizeof(by_tcp)], &user, sizeof(user));
+	memcpy(&from.raw[sizeof(by_tcp) + sizeof(user)], &pid, sizeof(pid));
+	return from;
+}
+
 enum rn_stranger_way rn_stranger_way(const union ibv_gid *from, uid_t *user)
 {
 	memcpy(user, &from->raw[sizeof(by_name)], sizeof(*user));

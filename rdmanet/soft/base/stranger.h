@@ -61,6 +61,8 @@ union ibv_gid rn_stranger_user(int fd);
 /* The source of a TCP connection from this address: its user, if it comes from this host and the kernel tells. This asks
  * the kernel, so no lock is held. */
 union ibv_gid rn_stranger_by_tcp(int fd, const struct sockaddr *far);
+/* The source of what comes over a link from this process, which is our own user's: a source by TCP, of one process. */
+union ibv_gid rn_stranger_by_link(int pid);
 /* Whose is it, and by which way did it come? Also when it is no stranger any more. */
 enum rn_stranger_way {
 	RN_STRANGER_UNKNOWN, /* from another host, or the kernel does not tell */

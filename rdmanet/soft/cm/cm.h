@@ -15,6 +15,8 @@
  *     sync.c       identifiers without a channel, whose calls wait
  *     wire.c       the TCP socket under a connection: time-outs, loss; with it message.c,
  *                  hear.c, secret.c, socket.c, listen.c, handover.c
+ *     link.c       connections between processes that are linked: without a socket from the beginning
+ *     known.c      listeners of this host that were connected to before
  *
  * Threads.  Exported calls run in the program's threads and never wait for a socket: they
  * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the
@@ -125,6 +127,8 @@ struct rn_cm_id {
 	struct ibv_qp_init_attr *qp_attr;
 
 	/* a listener's */
+	struct rn_list listening; /* link.c: of those that have a TCP port, by the number that the kernel gives them */
+	uint64_t cookie;
 	struct rn_source accepting;
 	struct rn_timer accept_retry; /* no descriptor left: try again later */
 	unsigned backlog, unread_requests;
@@ -217,10 +221,18 @@ enum rn_cm_language {
 	RN_CM_UNTOLD,  /* neither netlink nor /proc tells of listeners, or of names */
 };
 enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie);
+
+/* --- known.c: on the engine ------------------------------------------------------------------- */
+
 /* That listener has spoken our protocol: do not check it again. 0 is none. */
-void rn_cm_name_has_spoken(const struct sockaddr *dst, uint64_t cookie);
-/* Is what listens on this address by TCP one that has? Takes three system calls, or none. On the engine. */
-bool rn_cm_name_is_known(const struct sockaddr *dst);
+void rn_cm_known_has_spoken(const struct sockaddr *dst, uint64_t cookie);
+bool rn_cm_is_known(uint64_t cookie);
+/* Is what listens on this address by TCP one that has? Takes three system calls, or none. */
+bool rn_cm_known_is_there(const struct sockaddr *dst, uint64_t *cookie);
+/* The same; and it is in the process whose queue pairs have this port, or (0) no longer. */
+void rn_cm_known_is_of(const struct sockaddr *dst, uint64_t cookie, uint16_t peer);
+/* That port, of the listener that was last known at this address; 0: none. */
+uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie);
 
 /* --- event.c --------------------------------------------------------------------------------- */
 

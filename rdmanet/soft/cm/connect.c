@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "cm/cm.h"
+#include "cm/wire.h"
 
 /* --- the passive side --------------------------------------------------------------------------- */
 
@@ -35,6 +36,8 @@ RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
 	error = -rn_source_add(&id->accepting, EPOLLIN);
 	if (error)
 		id->state = RN_CM_BOUND;
+	else
+		rn_cm_ask_listen(id);
 	pthread_mutex_unlock(&rn_cm_lock);
 	return error ? rn_cm_error(error) : 0;
 }

@@ -16,7 +16,7 @@
  *
  * Identity.  The peer at the socket names its process by its queue pair's number; the peer at the link has proven its
  * process.  MOVED shows that they are the same: a token is 64 random bits that went over the socket only, and messages
- * with it are accepted only from the process for which the connection is watched.  So no process can end another's
+ * with it are accepted only from the process for which the connection is watched (link.c).  So no process can end another's
  * connection, or leave one behind in the name of a process that does not know of it.
  *
  * Order.  MOVED is sent when the kernel has taken everything that went to the socket; then the socket is shut down.  If
@@ -37,20 +37,9 @@
 
 #include <sys/random.h>
 
-enum { BUCKETS = 1024, WORD_MS = 1000, YOUNG = 64, YOUNG_MS = 100 };
+enum { WORD_MS = 1000, YOUNG = 64, YOUNG_MS = 100 };
 
-/* Wires by our token, under rn_cm_lock. */
-static struct rn_cm_wire *handed[BUCKETS];
-static unsigned young; /* how many wires are */
-
-static struct rn_cm_wire *find(uint64_t token)
-{
-	struct rn_cm_wire *wire = handed[token % BUCKETS];
-
-	while (wire && wire->token != token)
-		wire = wire->next_handed;
-	return wire;
-}
+static unsigned young; /* how many wires are: under rn_cm_lock */
 
 static void grow_up(struct rn_cm_wire *wire)
 {
@@ -60,20 +49,11 @@ static void grow_up(struct rn_cm_wire *wire)
 
 void rn_cm_handover_forget(struct rn_cm_wire *wire)
 {
-	struct rn_cm_wire **at = &handed[wire->token % BUCKETS];
-
 	grow_up(wire);
-	if (!wire->token)
-		return;
-	while (*at != wire)
-		at = &(*at)->next_handed;
-	*at = wire->next_handed;
-	wire->token = 0;
 }
 
 void rn_cm_handover_forked(void)
 {
-	memset(handed, 0, sizeof handed);
 	young = 0;
 }
 
@@ -81,15 +61,13 @@ void rn_cm_handover_forked(void)
 static void say_token(struct rn_cm_wire *wire)
 {
 	struct rn_cm_handover handover;
+	uint64_t token;
 
 	grow_up(wire);
-	if (getrandom(&wire->token, sizeof wire->token, GRND_NONBLOCK) != sizeof wire->token || !wire->token) {
-		wire->token = 0;
+	if (getrandom(&token, sizeof token, GRND_NONBLOCK) != sizeof token || !token)
 		return;
-	}
-	wire->next_handed = handed[wire->token % BUCKETS];
-	handed[wire->token % BUCKETS] = wire;
-	memcpy(handover.token, &wire->token, sizeof handover.token);
+	rn_cm_link_name(wire, token);
+	memcpy(handover.token, &token, sizeof handover.token);
 	rn_cm_wire_append(wire, RN_CM_HANDOVER, &handover);
 }
 
@@ -134,11 +112,11 @@ void rn_cm_handover_go_on(struct rn_cm_wire *wire)
 	pthread_mutex_lock(&rn_cm_lock);
 	moves = can_move(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
-	if (moves && rn_peer_tell_connection(wire->death.peer, RN_CM_MOVED, wire->peer_token)) {
+	if (moves && rn_cm_link_say_moved(wire)) {
 		wire->moved = true;
 		if (wire->source.fd >= 0)
 			shutdown(wire->source.fd, SHUT_WR);
-		rn_cm_handover_flush(wire);
+		rn_cm_link_flush(wire);
 	}
 }
 
@@ -170,53 +148,14 @@ bool rn_cm_handover_is_cause(struct rn_cm_wire *wire)
 	return is;
 }
 
-/* After the last word nothing is left: a link has no end to wait for. */
-void rn_cm_handover_flush(struct rn_cm_wire *wire)
-{
-	const struct rn_cm_header *header = (const void *)wire->out;
-	unsigned count;
-	uint8_t types[sizeof wire->out / sizeof *header];
-
-	pthread_mutex_lock(&rn_cm_lock);
-	count = wire->over ? 0 : wire->out_length / sizeof *header;
-	for (unsigned i = 0; i < count; i++)
-		types[i] = header[i].type;
-	wire->out_length = 0;
-	pthread_mutex_unlock(&rn_cm_lock);
-	for (unsigned i = 0; i < count; i++)
-		rn_peer_tell_connection(wire->death.peer, types[i], wire->peer_token);
-	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && wire->hangs_up && !wire->out_length)
-		rn_cm_wire_finish(wire);
-	pthread_mutex_unlock(&rn_cm_lock);
-}
-
-/* Heard by the wire's task: this is the peers' turn. */
-void rn_cm_handover_word(const void *process, uint32_t what, uint64_t token)
-{
-	struct rn_cm_wire *wire;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	wire = token ? find(token) : NULL;
-	if (wire && wire->watched && rn_peer_process(wire->death.peer) == process && what <= RN_CM_MOVED) {
-		wire->words |= (uint16_t)(1u << what);
-		rn_task_post(&wire->task);
-	}
-	pthread_mutex_unlock(&rn_cm_lock);
-}
-
-void rn_cm_handover_hear(struct rn_cm_wire *wire)
+void rn_cm_handover_digest(struct rn_cm_wire *wire)
 {
 	static const uint8_t in_order[] = {RN_CM_MOVED, RN_CM_DREQ, RN_CM_DREP};
 
-	rn_cm_lock_to_tell();
 	for (unsigned i = 0; i < sizeof in_order; i++) {
 		if (wire->over || !(wire->words & 1u << in_order[i]))
 			continue;
 		wire->words &= (uint16_t)~(1u << in_order[i]);
 		rn_cm_wire_hear(wire, in_order[i]);
 	}
-	if (!wire->over && wire->words)
-		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "its process said what only the socket can say");
-	rn_cm_unlock_and_tell();
 }

@@ -160,6 +160,10 @@ static void on_rep(struct rn_cm_wire *wire, const struct rn_cm_rep *rep)
 	wire->phase = RN_CM_WIRE_REP_RECEIVED;
 	rn_timer_set(&wire->timer, UINT64_MAX);
 	rn_cm_wire_watch_peer(wire, terms->remote_qpn);
+	if (wire->side)
+		rn_cm_set_port(&wire->id->id.route.addr.src_addr, rep->asker_number);
+	else
+		rn_cm_known_is_of((const struct sockaddr *)&wire->dst, wire->cookie, (uint16_t)(terms->remote_qpn >> 8));
 
 	event = rn_cm_event_new(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
 	if (!event) {
@@ -286,7 +290,8 @@ static bool hear_dreq(struct rn_cm_wire *wire, const struct rn_cm_header *header
 	if (wire->phase != RN_CM_WIRE_ESTABLISHED && wire->phase != RN_CM_WIRE_DREQ_SENT)
 		return false;
 	rn_cm_wire_tell_disconnected(wire);
-	rn_cm_wire_say(wire, RN_CM_DREP);
+	if (!wire->has_left)
+		rn_cm_wire_say(wire, RN_CM_DREP);
 	wire->phase = RN_CM_WIRE_CLOSING;
 	wire->hangs_up = true; /* the peer has nothing more to say */
 	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
@@ -383,6 +388,7 @@ static bool (*const hear[])(struct rn_cm_wire *wire, const struct rn_cm_header *
 	[RN_CM_SECRET_PROOF] = hear_secret_proof,
 	[RN_CM_MRA] = hear_mra,
 	[RN_CM_HANDOVER] = hear_handover,
+	[RN_CM_ELSEWHERE] = rn_cm_ask_hear_elsewhere,
 	[RN_CM_MOVED] = hear_moved,
 };
 
@@ -406,8 +412,7 @@ static bool handle(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 /* A peer that has sent one valid message speaks our protocol, and may take its time for the next. */
 static void made_sense(struct rn_cm_wire *wire)
 {
-	rn_cm_name_has_spoken((const struct sockaddr *)&wire->dst, wire->cookie);
-	wire->cookie = 0;
+	rn_cm_known_has_spoken((const struct sockaddr *)&wire->dst, wire->cookie);
 	if (wire->is_ours)
 		return;
 	wire->is_ours = true;

@@ -223,12 +223,14 @@ static int kind_of(const struct rn_cm_wire *wire)
 	}
 }
 
-static void leave(struct rn_stranger *stranger)
+void rn_cm_listen_leave(struct rn_stranger *stranger)
 {
 	struct rn_cm_wire *wire = RN_OWNER(stranger, struct rn_cm_wire, stranger);
 	bool stays, is_said;
 
-	if (stranger->kind == RN_STRANGER_KNOWN)
+	if (wire->side)
+		rn_cm_link_digest(wire);
+	else if (stranger->kind == RN_STRANGER_KNOWN)
 		rn_cm_wire_receive(wire); /* its RTU may lie there */
 	pthread_mutex_lock(&rn_cm_lock);
 	stays = wire->over || kind_of(wire) == NO_STRANGER;
@@ -238,12 +240,18 @@ static void leave(struct rn_stranger *stranger)
 		rn_task_post(&wire->task);
 		return;
 	}
-	if (is_said)
+	if (is_said && !wire->side)
 		rn_cm_say_no(wire->source.fd, RN_REJ_NO_RESOURCES);
 	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over)
+	if (!wire->over && wire->side)
+		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	if (!wire->over && wire->side)
+		rn_cm_wire_say_reject(wire, RN_REJ_NO_RESOURCES, NULL, 0);
+	else if (!wire->over)
 		rn_cm_wire_lost(wire, 0);
 	pthread_mutex_unlock(&rn_cm_lock);
+	if (wire->side)
+		rn_cm_link_flush(wire);
 	rn_cm_wire_sweep(wire);
 }
 
@@ -254,6 +262,7 @@ void rn_cm_listen_look(struct rn_cm_wire *wire)
 	pthread_mutex_lock(&rn_cm_lock);
 	kind = wire->over ? NO_STRANGER : kind_of(wire);
 	wire->stranger.has_spoken = wire->phase != RN_CM_WIRE_ACCEPTED;
+	rn_cm_ask_look(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (kind == NO_STRANGER || (kind == RN_STRANGER_KNOWN && !rn_guarded(RN_GUARD_HALF_OPEN)))
 		rn_stranger_forget(&wire->stranger);
@@ -295,7 +304,7 @@ static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockadd
 		rn_fd_close(fd);
 		return NULL;
 	}
-	wire->stranger.leave = leave;
+	wire->stranger.leave = rn_cm_listen_leave;
 	if (by_name)
 		wire->stranger.from = rn_stranger_user(fd);
 	else
@@ -373,6 +382,7 @@ void rn_cm_wire_listener_resume(struct rn_cm_id *listener)
 
 void rn_cm_wire_listener_gone(struct rn_cm_id *listener)
 {
+	rn_cm_ask_listener_gone(listener);
 	for (struct rn_list *item = rn_cm_wires.next; item != &rn_cm_wires; item = item->next) {
 		struct rn_cm_wire *wire = RN_OWNER(item, struct rn_cm_wire, link);
 

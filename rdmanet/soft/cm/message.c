@@ -136,6 +136,7 @@ void rn_cm_wire_accept(struct rn_cm_wire *wire, const struct rn_cm_param *param)
 		.flow_control = param->flow_control,
 		.srq = param->srq,
 		.private_length = param->private_length,
+		.asker_number = htobe16(wire->asker_number),
 		.ece_vendor = htobe32(wire->id->local_ece.vendor_id),
 		.ece_options = htobe32(wire->id->local_ece.options),
 	};

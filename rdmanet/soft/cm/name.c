@@ -365,48 +365,6 @@ static bool is_wanted(const struct rn_unix_name *name, void *closure)
 	return false;
 }
 
-enum { KNOWN = 16 };
-
-/* Listeners that have spoken our protocol by TCP, and where; the kernel never uses a cookie twice. (A name alone is not
- * enough: its listener may be there by name only, beside a TCP program.) Used on the engine. */
-static struct known {
-	uint64_t cookie;
-	struct place place;
-} known[KNOWN];
-static unsigned next_known;
-
-static bool is_known(uint64_t cookie)
-{
-	for (unsigned i = 0; i < KNOWN; i++)
-		if (known[i].cookie == cookie)
-			return true;
-	return false;
-}
-
-void rn_cm_name_has_spoken(const struct sockaddr *dst, uint64_t cookie)
-{
-	if (cookie && !is_known(cookie))
-		known[next_known++ % KNOWN] = (struct known){.cookie = cookie, .place = place_of(dst, false)};
-}
-
-/* An RDMA program that has the TCP port is reached by that: no name beside it is looked for. */
-bool rn_cm_name_is_known(const struct sockaddr *dst)
-{
-	struct place place = place_of(dst, false);
-	struct sockaddr_storage to = {0};
-	uint64_t cookie;
-	unsigned at = 0;
-	uid_t user;
-
-	while (at < KNOWN && (known[at].place.port != place.port || !rn_gid_is_same(&known[at].place.gid, &place.gid)))
-		at++;
-	if (at == KNOWN || !rn_gid_is_ours(&place.gid))
-		return false;
-	memcpy(&to, dst, rn_cm_address_length(dst));
-	rn_cm_as_ipv4(&to);
-	return rn_tcp_listener_cookie((struct sockaddr *)&to, &cookie, &user) && is_known(cookie);
-}
-
 enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *cookie)
 {
 	struct place places[PLACES];
@@ -422,7 +380,7 @@ enum rn_cm_language rn_cm_name_language(const struct sockaddr *dst, uint64_t *co
 	memcpy(&to, dst, rn_cm_address_length(dst));
 	rn_cm_as_ipv4(&to);
 	is_told = rn_tcp_listener_cookie((struct sockaddr *)&to, cookie, &wanted.user);
-	if (is_told && is_known(*cookie))
+	if (is_told && rn_cm_is_known(*cookie))
 		return RN_CM_OURS;
 	if (!is_told && !rn_tcp_listener_user((struct sockaddr *)&to, &wanted.user))
 		return rn_tcp_is_told() ? RN_CM_NOBODY : RN_CM_UNTOLD;

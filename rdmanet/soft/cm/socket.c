@@ -83,7 +83,7 @@ void rn_cm_wire_flush(struct rn_cm_wire *wire)
 	ssize_t sent;
 
 	if (wire->moved) {
-		rn_cm_handover_flush(wire);
+		rn_cm_link_flush(wire);
 		return;
 	}
 	if (wire->connecting || wire->source.fd < 0)
@@ -313,7 +313,9 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
 	int fd;
 
-	if (!wire->by_name_alone && rn_cm_name_is_known(dst)) {
+	if (rn_cm_ask(wire))
+		return;
+	if (!wire->by_name_alone && rn_cm_known_is_there(dst, &wire->cookie)) {
 		wire->is_ours = true;
 		connect_by_tcp(wire);
 		return;
@@ -347,8 +349,7 @@ static void finish_connecting(struct rn_cm_wire *wire)
 		lost_unlocked(wire, error);
 }
 
-/* Called at the end of each callback. */
-static void get_on(struct rn_cm_wire *wire)
+void rn_cm_wire_get_on(struct rn_cm_wire *wire)
 {
 	rn_cm_listen_look(wire);
 	watch(wire);
@@ -366,7 +367,7 @@ void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
 		finish_connecting(wire);
 	else if (epoll_events & ~(uint32_t)EPOLLOUT)
 		rn_cm_wire_receive(wire);
-	get_on(wire);
+	rn_cm_wire_get_on(wire);
 }
 
 void rn_cm_wire_changed(struct rn_task *task)
@@ -379,6 +380,6 @@ void rn_cm_wire_changed(struct rn_task *task)
 	pthread_mutex_unlock(&rn_cm_lock);
 	if (start)
 		rn_cm_wire_connect_socket(wire);
-	rn_cm_handover_hear(wire);
-	get_on(wire);
+	rn_cm_link_digest(wire);
+	rn_cm_wire_get_on(wire);
 }

@@ -41,8 +41,7 @@
  * The socket, the input and the timers are the engine's.  So the lock isn't held over a system
  * call: the program's thread, which may run an event loop, would wait for it.
  *
- * Between processes that map each other a wire needs its socket only until the connection is established:
- * handover.c.
+ * Between processes that map each other a wire needs its socket only until the connection is established, or not at all.
  *
  *     wire.c     a wire's life, and what its end means
  *     message.c  what is sent
@@ -50,7 +49,7 @@
  *     secret.c   what is proven before that
  *     socket.c   bytes out and in
  *     listen.c   where wires of the passive side come from
- *     handover.c how they get by without their socket
+ *     handover.c how they get by without their socket; link.c: what they say then; ask.c: how they begin without
  */
 #define _GNU_SOURCE
 #include "base/extras.h"
@@ -140,11 +139,16 @@ void rn_cm_wire_sweep(struct rn_cm_wire *wire)
 		return;
 	}
 	rn_cm_handover_forget(wire);
+	rn_cm_link_forget(wire);
+	rn_cm_ask_look(wire);
+	rn_cm_ask_forget(wire);
 	waits = wire->id != NULL; /* see rn_cm_wire_finish() */
-	if (waits)
+	if (waits) {
 		wire->over = false;
-	else
+		wire->in_length = 0;
+	} else {
 		rn_list_del(&wire->link);
+	}
 	pthread_mutex_unlock(&rn_cm_lock);
 
 	rn_stranger_forget(&wire->stranger);
@@ -184,6 +188,8 @@ static void forget_in_child(void)
 {
 	rn_list_init(&rn_cm_wires);
 	rn_cm_handover_forked();
+	rn_cm_link_forked();
+	rn_cm_ask_forked();
 	rn_cm_listen_forked();
 }
 
@@ -198,7 +204,7 @@ static void disconnect_terminated(struct ibv_qp *qp)
 void rn_cm_wire_start(void)
 {
 	rn_at_qp_terminated(disconnect_terminated);
-	rn_peers_register_connections(rn_cm_handover_word);
+	rn_peers_register_connections(rn_cm_link_hear);
 	rn_peers_start(); /* a wire lets go of the peer that it watches */
 	rn_at_engine_stop(stop_all);
 	rn_at_fork_child(forget_in_child);
@@ -369,14 +375,19 @@ void rn_cm_wire_not_ours(struct rn_cm_wire *wire, const char *why)
 static void peer_died(struct rn_death *death, bool failed)
 {
 	struct rn_cm_wire *wire = RN_OWNER(death, struct rn_cm_wire, death);
+	bool goes_on;
 
 	if (failed)
 		return; /* its memory can't be reached, but it lives */
 	/* What it sent before is still to be read: it may have connected, or disconnected, and then ended. */
 	if (!wire->moved && !wire->connecting && wire->source.fd >= 0)
 		rn_cm_wire_receive(wire);
+	rn_cm_link_digest(wire);
+	goes_on = rn_cm_ask_may_go_on(wire);
 	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over) {
+	if (!wire->over && goes_on) {
+		rn_cm_ask_by_socket(wire);
+	} else if (!wire->over) {
 		wire->hung_up = true;
 		rn_cm_wire_lost(wire, 0);
 	}

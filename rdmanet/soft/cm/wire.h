@@ -30,8 +30,9 @@ enum rn_cm_message {
 	RN_CM_SECRET_PROOF,
 	RN_CM_MRA,
 	RN_CM_HANDOVER,
+	RN_CM_ELSEWHERE, /* by a link only: ask.c; */
 	RN_CM_MESSAGES,
-	RN_CM_MOVED = RN_CM_MESSAGES, /* by a link only */
+	RN_CM_MOVED = RN_CM_MESSAGES, /* and handover.c */
 };
 static_assert(RN_CM_MOVED < 16, "a bit for each in rn_cm_wire.heard");
 
@@ -57,7 +58,8 @@ struct rn_cm_rep {
 	struct rn_cm_header header;
 	__be32 qpn, psn;
 	uint8_t responder_resources, initiator_depth, rnr_retry_count;
-	uint8_t flow_control, srq, private_length, reserved[2];
+	uint8_t flow_control, srq, private_length;
+	__be16 asker_number; /* for the asker's port, if it has none of TCP's: ask.c */
 	__be32 ece_vendor, ece_options;
 	uint8_t private_data[RN_CM_REP_PRIVATE];
 };
@@ -82,6 +84,24 @@ struct rn_cm_sidr_rep {
 	uint8_t status, private_length, reserved[2];
 	uint8_t private_data[RN_CM_SIDR_REP_PRIVATE];
 };
+
+/* The first message over a link: the request for a connection to the listener that has this cookie, and the addresses
+ * that a connection by TCP would have. Of this host, so all but the request is in the host's order. */
+struct rn_cm_link_request {
+	uint64_t cookie;
+	union ibv_gid near, far; /* the listener's, and the asker's */
+	struct rn_cm_req req;
+};
+
+/* Which side of a connection a message over a link is for, or what else it is: link.c. */
+enum rn_cm_link_side {
+	RN_CM_HANDED, /* it has or had a socket: handover.c */
+	RN_CM_ASKER,  /* it never had one, and asked; */
+	RN_CM_ASKED,  /* or was asked */
+	RN_CM_LINK_ASKS,
+	RN_CM_LINK_LAST = 1 << 8, /* beside these: the sender waits for no answer */
+};
+enum { RN_CM_NONSENSE = 1 }; /* in rn_cm_wire.words: no message has the type 0 */
 
 /* Messages over the link name the connection by this token: handover.c. */
 struct rn_cm_handover {
@@ -108,6 +128,7 @@ struct rn_cm_secret_proof {
 static_assert(sizeof(struct rn_cm_secret_hello) == 40 && sizeof(struct rn_cm_secret_challenge) == 72 &&
 	      sizeof(struct rn_cm_secret_proof) == 40, "nor there");
 static_assert(sizeof(struct rn_cm_sidr_req) == 192 && sizeof(struct rn_cm_sidr_rep) == 156, "no padding there, either");
+static_assert(sizeof(struct rn_cm_link_request) == 128, "likewise");
 static_assert(sizeof(struct rn_cm_req) == 88 && sizeof(struct rn_cm_rep) == 228 && sizeof(struct rn_cm_rej) == 160,
 	      "what goes over the wire has no padding");
 
@@ -125,6 +146,7 @@ static const uint16_t rn_cm_message_length[RN_CM_MESSAGES] = {
 	[RN_CM_SECRET_PROOF] = sizeof(struct rn_cm_secret_proof),
 	[RN_CM_MRA] = sizeof(struct rn_cm_header),
 	[RN_CM_HANDOVER] = sizeof(struct rn_cm_handover),
+	[RN_CM_ELSEWHERE] = sizeof(struct rn_cm_header),
 };
 
 /* --- wires -------------------------------------------------------------------------------------- */
@@ -143,7 +165,8 @@ struct rn_cm_wire {
 	uint16_t heard;   /* a bit per type of message: each comes once */
 	uint16_t watch_port; /* of the process whose death is to be watched */
 	uint16_t asker_port; /* of the queue pair that asks, as a peer on this host gives it; else 0 */
-	/* Both sides' HELLOs, the active one's first, and the request that follows. Unused without a secret. */
+	/* Both sides' HELLOs, the active one's first, and the request that follows. Unused without a secret, but for the
+	 * request, if it went over a link. */
 	struct rn_cm_secret_hello hellos[2];
 	enum rn_cm_message request_type;
 	unsigned char request[sizeof(struct rn_cm_sidr_req)];
@@ -151,9 +174,16 @@ struct rn_cm_wire {
 	 * HANDOVER, REJ, DREQ and DREP beside it. */
 	unsigned out_length;
 	alignas(8) unsigned char out[512];
+	/* link.c */
+	enum rn_cm_link_side side;
+	uint64_t token;
+	struct rn_cm_wire *next_named; /* of those with a token */
+	bool has_left; /* the peer waits for no answer */
+	/* ask.c */
+	bool is_waiting; /* counted: it was asked for by a link, and is not established */
+	uint16_t asker_number; /* which it was given: 0 if none */
 	/* handover.c */
-	uint64_t token, peer_token;  /* 0: not sent; not received */
-	struct rn_cm_wire *next_handed; /* of those with a token */
+	uint64_t peer_token;  /* 0: not received */
 	bool is_young; /* it keeps its socket until its timer fires */
 	bool peer_moved;
 	uint16_t words; /* a bit per type of message: received over the link, and not handled yet */
@@ -174,6 +204,7 @@ struct rn_cm_wire {
 	bool listens_early;          /* so its socket still listens: bind.c */
 	bool by_name;                /* over a Unix socket: see name.c */
 	bool by_name_alone;          /* or not at all */
+	bool goes_by_socket;         /* it cannot be asked for by a link: ask.c */
 	bool is_ours;                /* on the active side: the listener has a name, so it will answer */
 	bool watched;                /* death */
 	bool moved;                  /* output goes by the link */
@@ -269,21 +300,53 @@ bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_secret_pr
 void rn_cm_secret_missing(struct rn_cm_wire *wire);
 void rn_cm_secret_refused(struct rn_cm_wire *wire);
 
+/* Update what is waited for, and whether the wire is a stranger; send what is to be sent; free it if it is over. At the
+ * end of each of the engine's callbacks, without the lock. */
+void rn_cm_wire_get_on(struct rn_cm_wire *wire);
+/* A stranger has to go. */
+void rn_cm_listen_leave(struct rn_stranger *stranger);
+
+/* --- link.c: on the engine --------------------------------------------------------------------- */
+
+/* With rn_cm_lock held. */
+void rn_cm_link_name(struct rn_cm_wire *wire, uint64_t token);
+void rn_cm_link_forget(struct rn_cm_wire *wire);
+struct rn_cm_wire *rn_cm_link_find(const void *process, enum rn_cm_link_side side, uint64_t token);
+/* Without it. Hear what the other process says: for rn_peers_register_connections. */
+void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
+void rn_cm_link_digest(struct rn_cm_wire *wire); /* handle what was heard */
+void rn_cm_link_flush(struct rn_cm_wire *wire);  /* send the output */
+bool rn_cm_link_say_moved(const struct rn_cm_wire *wire);
+void rn_cm_link_forked(void);
+
+/* --- ask.c: on the engine ----------------------------------------------------------------------- */
+
+/* Ask by a link. False: connect by a socket. Without the lock. */
+bool rn_cm_ask(struct rn_cm_wire *wire);
+/* The same, if it was asked for by a link in vain. With the lock. */
+void rn_cm_ask_by_socket(struct rn_cm_wire *wire);
+/* With the lock; false: out of turn. */
+bool rn_cm_ask_hear_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header);
+bool rn_cm_ask_may_go_on(const struct rn_cm_wire *wire); /* its process has ended; without the lock */
+void rn_cm_asked(const void *process, uint64_t token, const void *message, size_t length);
+/* All with the lock. A listener begins, and ends: any thread. Count whether it waits; give its number back. */
+void rn_cm_ask_listen(struct rn_cm_id *id);
+void rn_cm_ask_listener_gone(struct rn_cm_id *id);
+void rn_cm_ask_look(struct rn_cm_wire *wire);
+void rn_cm_ask_forget(struct rn_cm_wire *wire);
+void rn_cm_ask_forked(void);
+
 /* --- handover.c: on the engine, without the lock but for the first three --------------------------- */
 
-void rn_cm_handover_forget(struct rn_cm_wire *wire); /* its token, and that it was young */
+void rn_cm_handover_forget(struct rn_cm_wire *wire); /* that it was young */
 bool rn_cm_handover_timer(struct rn_cm_wire *wire); /* its timer has fired; true: there is something to send */
 void rn_cm_handover_forked(void);
 /* In each of the engine's callbacks: before the output is sent, and after. */
-/* Handles what the other process sends about a connection over its link: for rn_peers_register_connections. */
-void rn_cm_handover_word(const void *process, uint32_t what, uint64_t token);
 void rn_cm_handover_begin(struct rn_cm_wire *wire);
 void rn_cm_handover_go_on(struct rn_cm_wire *wire);
-/* Send the output of a wire that has moved. */
-void rn_cm_handover_flush(struct rn_cm_wire *wire);
 /* The socket has ended: has the peer moved, or is its MOVED still to come? Then close the socket. */
 bool rn_cm_handover_is_cause(struct rn_cm_wire *wire);
-void rn_cm_handover_hear(struct rn_cm_wire *wire);
+void rn_cm_handover_digest(struct rn_cm_wire *wire); /* what came over the link, with the lock */
 
 /* --- socket.c: on the engine, without the lock ------------------------------------------------ */
 

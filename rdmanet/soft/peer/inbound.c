@@ -281,8 +281,43 @@ static void on_by_stream(struct inbound *inbound)
 static void on_connection(struct inbound *inbound)
 {
 	pthread_mutex_unlock(&rn_peers.lock);
-	rn_peers_hear(inbound->process, rn_inbox.message.value, (uint64_t)rn_inbox.message.size);
+	rn_peers_hear(inbound->process, rn_inbox.message.value, (uint64_t)rn_inbox.message.size, rn_inbox.bytes,
+		      rn_inbox.length);
 	pthread_mutex_lock(&rn_peers.lock);
+}
+
+void rn_peer_answer_connection(const void *process, uint32_t what, uint64_t token, const void *bytes, size_t length)
+{
+	struct inbound *inbound;
+
+	if (!process) {
+		rn_peers_hear(NULL, what, token, bytes, length);
+		return;
+	}
+	pthread_mutex_lock(&rn_peers.lock);
+	inbound = rn_peers.inbound;
+	while (inbound && inbound->process != process)
+		inbound = inbound->next;
+	if (inbound) {
+		struct rn_link_message message = rn_link_message(RN_LINK_CONNECTION, what, (int64_t)token);
+
+		rn_send(&inbound->source, &inbound->out, &message, bytes, length, -1);
+	}
+	pthread_mutex_unlock(&rn_peers.lock);
+}
+
+void rn_inbound_last_words(struct process *process)
+{
+	enum { MOST = 4096 };
+	struct inbound *inbound = rn_peers.inbound;
+
+	while (inbound && inbound->process != process)
+		inbound = inbound->next;
+	for (int i = 0; inbound && i < MOST && rn_receive(inbound->source.fd, false) == ARRIVED; i++) {
+		if (rn_inbox.message.type == RN_LINK_CONNECTION)
+			on_connection(inbound);
+		rn_inbox_discard();
+	}
 }
 
 static void inbound_ready(struct rn_source *source, uint32_t epoll_events)

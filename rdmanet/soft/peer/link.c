@@ -239,6 +239,13 @@ static void on_answer(struct process *process)
 	rn_callback_end();
 }
 
+static void on_connection(struct process *process)
+{
+	pthread_mutex_unlock(&rn_peers.lock);
+	rn_peers_hear(process, rn_inbox.message.value, (uint64_t)rn_inbox.message.size, rn_inbox.bytes, rn_inbox.length);
+	pthread_mutex_lock(&rn_peers.lock);
+}
+
 static void link_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct link *link = RN_OWNER(source, struct link, source);
@@ -252,10 +259,13 @@ static void link_ready(struct rn_source *source, uint32_t epoll_events)
 	case NOTHING:
 		break;
 	case ENDED:
-		if (link->process)
-			rn_process_died(link->process);
-		else
+		process = link->process;
+		if (process) {
+			rn_inbound_last_words(process);
+			rn_process_died(process);
+		} else {
 			link_failed(link);
+		}
 		break;
 	case ARRIVED:
 		process = link->process;
@@ -269,6 +279,8 @@ static void link_ready(struct rn_source *source, uint32_t epoll_events)
 			rn_on_channel(process);
 		else if (rn_inbox.message.type == RN_LINK_ANSWER)
 			on_answer(process);
+		else if (rn_inbox.message.type == RN_LINK_CONNECTION)
+			on_connection(process);
 		else if (rn_inbox.message.type == RN_LINK_GONE_SEGMENT)
 			rn_on_gone_segment(process);
 		else if (rn_inbox.message.type == RN_LINK_GONE_CHANNEL)
@@ -345,20 +357,34 @@ const void *rn_peer_process(struct rn_peer *peer)
 	return atomic_load(&peer->state) == RN_PEER_SELF ? NULL : PEER(peer)->process;
 }
 
-bool rn_peer_tell_connection(struct rn_peer *peer, uint32_t what, uint64_t token)
+bool rn_peer_takes_more(struct rn_peer *peer)
+{
+	struct link *link;
+	bool takes;
+
+	if (atomic_load(&peer->state) == RN_PEER_SELF)
+		return true;
+	pthread_mutex_lock(&rn_peers.lock);
+	link = link_of(peer);
+	takes = link && !link->out.first;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return takes;
+}
+
+bool rn_peer_tell_connection(struct rn_peer *peer, uint32_t what, uint64_t token, const void *bytes, size_t length)
 {
 	struct rn_link_message message = rn_link_message(RN_LINK_CONNECTION, what, (int64_t)token);
 	struct link *link;
 	int rc = -ENOTCONN;
 
 	if (atomic_load(&peer->state) == RN_PEER_SELF) {
-		rn_peers_hear(NULL, what, token);
+		rn_peers_hear(NULL, what, token, bytes, length);
 		return true;
 	}
 	pthread_mutex_lock(&rn_peers.lock);
 	link = link_of(peer);
 	if (link)
-		rc = rn_send(&link->source, &link->out, &message, NULL, 0, -1);
+		rc = rn_send(&link->source, &link->out, &message, bytes, length, -1);
 	pthread_mutex_unlock(&rn_peers.lock);
 	return !rc;
 }

@@ -16,22 +16,22 @@ static void stop_all(void);
 static void forget_in_child(void);
 
 const struct rn_peer_ops *rn_peer_ops;
-static void (*connection_heard)(const void *process, uint32_t what, uint64_t token);
+static rn_peer_hear *connection_heard;
 
 void rn_peers_register(const struct rn_peer_ops *ops)
 {
 	rn_peer_ops = ops;
 }
 
-void rn_peers_register_connections(void (*hear)(const void *process, uint32_t what, uint64_t token))
+void rn_peers_register_connections(rn_peer_hear *hear)
 {
 	connection_heard = hear;
 }
 
-void rn_peers_hear(const void *process, uint32_t what, uint64_t token)
+void rn_peers_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length)
 {
 	if (connection_heard)
-		connection_heard(process, what, token);
+		connection_heard(process, what, token, message, length);
 }
 
 static void start_once(void)
@@ -202,9 +202,12 @@ void rn_process_died(struct process *process)
 
 static void pidfd_ready(struct rn_source *source, uint32_t epoll_events)
 {
+	struct process *process = RN_OWNER(source, struct process, pidfd);
+
 	(void)epoll_events;
 	pthread_mutex_lock(&rn_peers.lock);
-	rn_process_died(RN_OWNER(source, struct process, pidfd));
+	rn_inbound_last_words(process);
+	rn_process_died(process);
 	pthread_mutex_unlock(&rn_peers.lock);
 }
 

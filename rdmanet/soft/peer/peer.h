@@ -162,10 +162,14 @@ struct rn_death {
 int rn_peer_watch_death(uint16_t port, struct rn_death *); /* 0 or -errno; keeps the link */
 void rn_peer_unwatch_death(struct rn_death *);
 
-/* What two connection managers say over the links, of a connection that each calls by a token of its own. On the engine;
- * false: there is no link. */
+/* A message from one connection manager to the other, over the link, about a connection that has this token; `what` is
+ * theirs. Any thread, for another thread's peer with a hold on it; false: there is no link. */
 bool rn_peer_is_linked(struct rn_peer *);
-bool rn_peer_tell_connection(struct rn_peer *, uint32_t what, uint64_t token);
+bool rn_peer_tell_connection(struct rn_peer *, uint32_t what, uint64_t token, const void *message, size_t length);
+/* To a process that is being heard: by the link over which it speaks. On the engine. */
+void rn_peer_answer_connection(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
+/* Has the process taken all that was sent over the link? If not, it does not run, or is busy. */
+bool rn_peer_takes_more(struct rn_peer *);
 /* The process of a peer that is, or was, linked; to compare with the sender of a message. NULL: this process. */
 const void *rn_peer_process(struct rn_peer *);
 
@@ -218,7 +222,9 @@ struct rn_peer_ops {
 /* Before the first peer, or port; ops stay for ever. */
 void rn_peers_register(const struct rn_peer_ops *ops);
 
-/* For the connection manager, likewise: a process, to be compared with rn_peer_process, has said this of a connection. */
-void rn_peers_register_connections(void (*hear)(const void *process, uint32_t what, uint64_t token));
+/* For the connection manager, likewise: a process, to be compared with rn_peer_process, has said this of a connection. On
+ * the engine; of this process also on a thread that stands in for it. */
+typedef void rn_peer_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
+void rn_peers_register_connections(rn_peer_hear *hear);
 
 #endif

@@ -79,7 +79,7 @@ enum rn_link_message_type {
 	RN_LINK_CHALLENGE,    /* value: a descriptor's number; identity */
 	RN_LINK_PROOF,        /* identity */
 	RN_LINK_BY_STREAM,    /* value: a queue pair of ours, size: of yours; its requests come by TCP */
-	RN_LINK_CONNECTION,   /* value: what the connection manager says, size: the token of the connection */
+	RN_LINK_CONNECTION,   /* the connection manager's message; value: of what kind, size: the token of the connection */
 	RN_LINK_MESSAGES,
 };
 
@@ -271,7 +271,7 @@ extern struct peers_state rn_peers;
 extern const struct rn_peer_ops *rn_peer_ops;
 
 /* A message of another process about a connection. */
-void rn_peers_hear(const void *process, uint32_t what, uint64_t token);
+rn_peer_hear rn_peers_hear;
 
 #define PEER(rn_peer) RN_OWNER(rn_peer, struct peer, rn)
 
@@ -389,6 +389,8 @@ void rn_channels_release(struct process *process);
 
 void rn_inbound_new(int fd); /* takes the descriptor; without the lock */
 void rn_inbound_close(struct inbound *inbound);
+/* Its process has ended: what it has said of connections before is still to be heard. */
+void rn_inbound_last_words(struct process *process);
 void rn_peers_tell_segment_gone(uint32_t segment_id); /* those who fetched it */
 
 /* --- port.c -------------------------------------------------------------------------------- */

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Listeners of this host that have spoken our protocol by TCP, and where; the kernel never uses a cookie twice.  (A name
+ * alone is not enough: its listener may be there by name only, beside a TCP program.)  Of one whose process has accepted
+ * a connection the port of that process's queue pairs is known, too: link.c.
+ *
+ * Used on the engine, or by a thread that stands in for it.
+ */
+#include "base/gid.h"
+#include "base/sock_diag.h"
+#include "cm/cm.h"
+
+enum { KNOWN = 16 };
+
+static struct known {
+	uint64_t cookie; /* 0: none */
+	union ibv_gid gid;
+	__be16 port;
+	uint16_t peer; /* 0: not known */
+} known[KNOWN];
+static unsigned next_known;
+
+static struct known *find(uint64_t cookie)
+{
+	for (unsigned i = 0; i < KNOWN; i++)
+		if (cookie && known[i].cookie == cookie)
+			return &known[i];
+	return NULL;
+}
+
+static bool is_at(const struct known *one, const union ibv_gid *gid, __be16 port)
+{
+	return one->cookie && one->port == port && rn_gid_is_same(&one->gid, gid);
+}
+
+bool rn_cm_is_known(uint64_t cookie)
+{
+	return find(cookie) != NULL;
+}
+
+void rn_cm_known_has_spoken(const struct sockaddr *dst, uint64_t cookie)
+{
+	struct known one = {.cookie = cookie, .port = rn_cm_port(dst)};
+
+	if (!cookie || find(cookie))
+		return;
+	rn_gid_of(dst, &one.gid);
+	known[next_known++ % KNOWN] = one;
+}
+
+/* An RDMA program that has the TCP port is reached by that: no name beside it is looked for. */
+bool rn_cm_known_is_there(const struct sockaddr *dst, uint64_t *cookie)
+{
+	__be16 port = rn_cm_port(dst);
+	struct sockaddr_storage to = {0};
+	union ibv_gid gid;
+	unsigned at = 0;
+	uid_t user;
+
+	rn_gid_of(dst, &gid);
+	while (at < KNOWN && !is_at(&known[at], &gid, port))
+		at++;
+	if (at == KNOWN || !rn_gid_is_ours(&gid))
+		return false;
+	memcpy(&to, dst, rn_cm_address_length(dst));
+	rn_cm_as_ipv4(&to);
+	return rn_tcp_listener_cookie((struct sockaddr *)&to, cookie, &user) && find(*cookie);
+}
+
+void rn_cm_known_is_of(const struct sockaddr *dst, uint64_t cookie, uint16_t peer)
+{
+	struct known *one;
+
+	rn_cm_known_has_spoken(dst, cookie);
+	one = find(cookie);
+	if (one)
+		one->peer = peer;
+}
+
+uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie)
+{
+	union ibv_gid gid;
+
+	rn_gid_of(dst, &gid);
+	for (unsigned i = 0; i < KNOWN; i++) {
+		*cookie = known[i].cookie;
+		if (known[i].peer && is_at(&known[i], &gid, rn_cm_port(dst)))
+			return known[i].peer;
+	}
+	return 0;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What goes over the links between two processes (peer/peer.h), of a connection that has no socket: it was asked for by
+ * a link (ask.c), or has been handed over to the links (handover.c).
+ *
+ * A message names its connection by a token.  One that was asked for by a link has the asker's, on both sides, and the
+ * message says for which side it is.  One that was handed over has a token of each side.  A message counts only if it
+ * comes from the process for which the connection is watched, so no process can speak of another's connection.
+ *
+ * A link has no end to wait for: after the last word of a connection nothing is left.
+ */
+#include "cm/wire.h"
+#include "peer/peer.h"
+
+enum { BUCKETS = 1024 };
+
+/* By their tokens, under rn_cm_lock. */
+static struct rn_cm_wire *named[BUCKETS];
+
+void rn_cm_link_name(struct rn_cm_wire *wire, uint64_t token)
+{
+	struct rn_cm_wire **at = &named[token % BUCKETS];
+
+	wire->token = token;
+	wire->next_named = *at;
+	*at = wire;
+}
+
+void rn_cm_link_forget(struct rn_cm_wire *wire)
+{
+	struct rn_cm_wire **at = &named[wire->token % BUCKETS];
+
+	if (!wire->token)
+		return;
+	while (*at != wire)
+		at = &(*at)->next_named;
+	*at = wire->next_named;
+	wire->token = 0;
+}
+
+void rn_cm_link_forked(void)
+{
+	memset(named, 0, sizeof named);
+}
+
+struct rn_cm_wire *rn_cm_link_find(const void *process, enum rn_cm_link_side side, uint64_t token)
+{
+	struct rn_cm_wire *wire = token ? named[token % BUCKETS] : NULL;
+
+	while (wire && (wire->token != token || wire->side != side || !wire->watched ||
+			rn_peer_process(wire->death.peer) != process))
+		wire = wire->next_named;
+	return wire;
+}
+
+/* Keep it for the wire's task: this is the peers' turn. */
+static void keep(struct rn_cm_wire *wire, const void *message, size_t length)
+{
+	const struct rn_cm_header *header = message;
+	bool fits = wire->side ? length <= sizeof wire->in - wire->in_length
+			       : length == sizeof *header && header->type <= RN_CM_MOVED;
+
+	if (!fits) {
+		wire->words |= RN_CM_NONSENSE;
+	} else if (wire->side) {
+		memcpy(wire->in + wire->in_length, message, length);
+		wire->in_length += (unsigned)length;
+	} else {
+		wire->words |= (uint16_t)(1u << header->type);
+	}
+}
+
+void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length)
+{
+	struct rn_cm_wire *wire;
+
+	if (what == RN_CM_LINK_ASKS) {
+		rn_cm_asked(process, token, message, length);
+		return;
+	}
+	pthread_mutex_lock(&rn_cm_lock);
+	wire = rn_cm_link_find(process, (enum rn_cm_link_side)(what & ~RN_CM_LINK_LAST), token);
+	if (wire) {
+		wire->has_left |= (what & RN_CM_LINK_LAST) != 0;
+		keep(wire, message, length);
+		rn_task_queue(&wire->task);
+	}
+	pthread_mutex_unlock(&rn_cm_lock);
+}
+
+void rn_cm_link_digest(struct rn_cm_wire *wire)
+{
+	rn_cm_lock_to_tell();
+	if (!wire->over && wire->side)
+		rn_cm_wire_digest(wire);
+	else if (!wire->over)
+		rn_cm_handover_digest(wire);
+	if (!wire->over && wire->words)
+		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "its process said by the link what makes no sense there");
+	rn_cm_unlock_and_tell();
+}
+
+/* For the other side. */
+static void tell(const struct rn_cm_wire *wire, const struct rn_cm_header *header, size_t length, bool is_last)
+{
+	static const enum rn_cm_link_side other[] = {
+		[RN_CM_HANDED] = RN_CM_HANDED, [RN_CM_ASKER] = RN_CM_ASKED, [RN_CM_ASKED] = RN_CM_ASKER};
+	uint32_t what = (uint32_t)other[wire->side] | (is_last ? RN_CM_LINK_LAST : 0u);
+
+	rn_peer_tell_connection(wire->death.peer, what, wire->side ? wire->token : wire->peer_token, header, length);
+}
+
+bool rn_cm_link_say_moved(const struct rn_cm_wire *wire)
+{
+	const struct rn_cm_header moved = {.type = RN_CM_MOVED};
+
+	return rn_peer_tell_connection(wire->death.peer, RN_CM_HANDED, wire->peer_token, &moved, sizeof moved);
+}
+
+void rn_cm_link_flush(struct rn_cm_wire *wire)
+{
+	alignas(8) unsigned char out[sizeof wire->out];
+	bool is_last;
+	unsigned length;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	length = wire->over ? 0 : wire->out_length;
+	memcpy(out, wire->out, length);
+	wire->out_length = 0;
+	is_last = wire->hangs_up;
+	pthread_mutex_unlock(&rn_cm_lock);
+	for (unsigned at = 0; at < length;) {
+		const struct rn_cm_header *header = (const void *)(out + at);
+		uint16_t bytes = be16toh(header->length);
+
+		tell(wire, header, bytes, is_last && at + bytes == length);
+		at += bytes;
+	}
+	pthread_mutex_lock(&rn_cm_lock);
+	if (!wire->over && wire->hangs_up && !wire->out_length)
+		rn_cm_wire_finish(wire);
+	pthread_mutex_unlock(&rn_cm_lock);
+}
