@@ -59,7 +59,7 @@ ROOMS = [
         {"base.scopes"},
         {"base.pause"},
         {"base.notifier", "base.closable"},
-        {"base.accounts", "base.watching", "base.onlookers"},
+        {"base.accounts", "base.watching", "base.onlookers", "base.cpus"},
     ],
     [{"_core", "_verbs"}],
     [

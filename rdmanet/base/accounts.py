@@ -28,7 +28,7 @@ _MANY_BYTES = 1 << 20
 """So much in small frames is worth a note."""
 _MANY_TIMES = 100
 """So many wake-ups or registrations are worth one."""
-_MOMENT_US = 1_000_000
+MOMENT_US = 1_000_000
 """Who has said or heard something within this time is not idle."""
 
 Place = tuple[str, int]
@@ -53,6 +53,8 @@ class ConnectionInfo:
     :ivar path: how the device reaches the peer: "memory", "tcp", or "adapter"; "" by TCP
     :ivar qp: the number of the queue pair; 0 by TCP
     :ivar error: why the connection is over; "" if it is not, or has ended in good order
+    :ivar way: while a peer does not answer, by RDMA: from which GID it is to be reached, and which would be better
+    :ivar far: why this process is far from its adapter, by the CPUs on which it may run
     :ivar stats: the counters of ``get_extra_info("rdma_stats")``, by TCP what the kernel tells; and ``bytes_unsent``,
         which were written and wait, ``bytes_unread``, which have come (by RDMA only whether there are any), and by RDMA
         ``send_slots``, how many frames may be in flight
@@ -71,6 +73,8 @@ class ConnectionInfo:
     path: str = ""
     qp: int = 0
     error: str = ""
+    way: str = ""
+    far: str = ""
     stats: dict[str, int] = field(default_factory=dict)
 
     transport: ClassVar[Any] = None
@@ -83,7 +87,8 @@ class ConnectionInfo:
     def waits(self) -> list[str]:
         """Who waits for whom, each in words with numbers; nothing if nobody waits."""
         if self.state == "opening":
-            return ["the connection is being made"]
+            way = f" {self.way}: the peer has not answered, or is not reached from there" if self.way else ""
+            return [f"the connection is being made{way}"]
         if self.state == "unheard":
             return ["the client has not begun to speak: connection_made() waits for that a moment"]
         if self.state == "closed":
@@ -107,7 +112,7 @@ class ConnectionInfo:
 
     def notes(self) -> list[str]:
         """What has slowed the connection until now, though nobody may wait at this moment."""
-        stats, notes = self.stats, []
+        stats, notes = self.stats, [self.far] if self.far else []
         waited_us, open_us = stats.get("us_without_credits", 0), stats.get("us_open", 0)
         if waited_us > open_us // 100:
             notes.append(
@@ -158,10 +163,11 @@ class ConnectionInfo:
             words.append(
                 f"{what} for the device to read them, or for the next pass of this loop: credits {credits}"
             )
-        elif in_flight and stats.get("us_since_sent", 0) > _MOMENT_US:
+        elif in_flight and stats.get("us_since_sent", 0) > MOMENT_US:
             words.append(
                 f"{in_flight} frames are in flight for {time_text(stats['us_since_sent'])}: the peer's device does not"
                 " acknowledge them: it may be stopped, or the network loses packets"
+                + (f", or it is not reached {self.way}" if self.way else "")
             )
         if self.paused:
             words.append("this program's writers are paused (pause_writing), and drain() waits")

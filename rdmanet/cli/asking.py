@@ -281,6 +281,7 @@ def _checked(info: ConnectionInfo) -> ConnectionInfo:
     info.stats = defaultdict(int, zip(map(_name, info.stats), info.stats.values(), strict=True))
     _number(info.qp)
     info.reason, info.error = printable(info.reason, _TEXT_MOST), printable(info.error, _TEXT_MOST)
+    info.way, info.far = printable(info.way, _TEXT_MOST), printable(info.far, _TEXT_MOST)
     info.device, info.path = printable(info.device, 64), printable(info.path, 16)
     return info
 

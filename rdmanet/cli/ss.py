@@ -28,6 +28,7 @@ from rdmanet.base.accounts import (
     size_text,
     time_text,
 )
+from rdmanet.base.cpus import why_far
 from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
 from rdmanet.cli.text import table
 
@@ -94,6 +95,8 @@ class Picture:
         self._bytes: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._before: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._said: dict[int, tuple[float, list[Answer]]] = {}
+        self._owners: dict[tuple[Any, ...], Process] = {}
+        self._far: dict[tuple[int, int], str] = {}
 
     def take(self, pid: int | None) -> list[Process]:
         """Ask all processes."""
@@ -114,11 +117,24 @@ class Picture:
                 process.age_s = now - since
         self._said = {pid: said for pid, said in self._said.items() if pid in processes}
         self._before, self._bytes = self._bytes, {}
+        self._owners.clear()
+        self._far.clear()
         for process in processes.values():
             for answer in process.answers:
                 for info in answer.connections:
                     self._bytes[_key(process, answer, info)] = _moved(info)
+                    self._owners[info.local, info.peer] = process
         return sorted(processes.values(), key=lambda process: process.pid)
+
+    def notes(self, process: Process, info: ConnectionInfo) -> list[str]:
+        """What has slowed a connection, also by where it and its peer may run, if that was seen, too."""
+        peer = self._owners.get((info.peer, info.local), process)
+        # Of another user's process no other is believed to be the peer.
+        if info.fabric != "rdma" or peer is process or peer.user != process.user:
+            return info.notes()
+        pids = process.pid, peer.pid
+        far = self._far[pids] = self._far.get(pids) or why_far(*pids)
+        return info.notes() + ([far] if far else [])
 
     def rates(self, process: Process, answer: Answer, info: ConnectionInfo) -> tuple[float, float] | None:
         """Bytes a second, sent and received; None the first time."""
@@ -186,7 +202,9 @@ def _connection_lines(picture: Picture, process: Process, answer: Answer) -> Ite
     for info in answer.connections:
         rates = picture.rates(process, answer, info)
         rows.append(_row(info, rates))
-        texts = [f"waits: {words}" for words in info.waits()] + [f"note: {words}" for words in info.notes()]
+        texts = [f"waits: {words}" for words in info.waits()] + [
+            f"note: {words}" for words in picture.notes(process, info)
+        ]
         if info.fabric == "tcp":
             texts.insert(0, f"why TCP: {info.reason or 'no reason is known'}")
         below.append(texts)
@@ -220,7 +238,7 @@ def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
         connections = []
         for info in answer.connections:
             rates = picture.rates(process, answer, info)
-            shown = info.facts() | {"waits": info.waits(), "notes": info.notes()}
+            shown = info.facts() | {"waits": info.waits(), "notes": picture.notes(process, info)}
             if rates is not None:
                 shown |= {"sent_per_s": rates[0], "received_per_s": rates[1]}
             connections.append(shown)

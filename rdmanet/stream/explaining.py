@@ -6,12 +6,15 @@ connection's life, also before it is established and when it is over, and from a
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import weakref
 from collections.abc import Sized
 from typing import Any, Protocol
 
-from rdmanet._core import Connection
-from rdmanet.base.accounts import ConnectionInfo, Place, ServerInfo
+from rdmanet._core import CMID, Connection, best_gid, gid_advice
+from rdmanet.base.accounts import MOMENT_US, ConnectionInfo, Place, ServerInfo
+from rdmanet.base.cpus import why_far_from
 from rdmanet.protocol import Machine
 from rdmanet.stream.admission import Admission, waiting_for
 from rdmanet.stream.transport_socket import RdmaSocket
@@ -84,6 +87,7 @@ def info_of(
     role: str,
     send_slots: int,
     transport: Any,
+    cm_id: CMID | None,
 ) -> ConnectionInfo:
     """The connection as it is now.
 
@@ -91,6 +95,7 @@ def info_of(
     :param role: "client" or "server"
     :param send_slots: how many frames may be in flight
     :param transport: its transport; None if that is let go
+    :param cm_id: its identifier, once there is one
     """
     error = machine.error
     info = ConnectionInfo(
@@ -107,13 +112,39 @@ def info_of(
         qp=facts.get("rdma_qp", 0),
         error="" if error is None else f"{type(error).__name__}: {error}",
     )
+    if info.path == "adapter":
+        info.far = why_far_from(info.device)
     if facts:
         info.stats = connection.stats()
         info.stats["bytes_unsent"] = connection.get_write_buffer_size()
         info.stats["bytes_unread"] = int(connection.unread)
         info.stats["send_slots"] = send_slots
+    is_silent = info.stats.get("sends_in_flight", 0) and info.stats["us_since_sent"] > MOMENT_US
+    if cm_id is not None and (is_silent or info.state == "opening"):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is closed, or its device is lost
+            info.local, info.peer = (
+                info.local or _place(cm_id.local_addr),
+                info.peer or _place(cm_id.peer_addr),
+            )
+            info.way = _way(cm_id)
     info.transport = transport  # type: ignore[misc]
     return info
+
+
+def _way(cm_id: CMID) -> str:
+    """From which GID the peer is to be reached, and which would be better; "" while that is not known."""
+    context, local, peer = cm_id.context, cm_id.local_addr, cm_id.peer_addr
+    if context is None or local is None or peer is None:
+        return ""
+    table = context.gid_table(cm_id.port_num)
+    far, near = (ipaddress.ip_address(address[0].partition("%")[0]) for address in (peer, local))
+    way = gid_advice(table, local[0])
+    if near.is_loopback and not far.is_loopback and far not in {entry.address for entry in table}:
+        best = best_gid(entry for entry in table if entry.address.version == far.version)
+        way += f". It is of this host alone, and {far} is not"
+        if best is not None and not best.address.is_loopback:
+            way += f": use GID index {best.gid_index} ({best.address})"
+    return way
 
 
 def _place(address: Any) -> Place | None:

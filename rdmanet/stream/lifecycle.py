@@ -127,7 +127,7 @@ class Lifecycle:
         """The connection as it is now."""
         role = self.endpoint.role.name.lower()
         slots, transport = self.config.data_slots, self.callbacks.transport
-        return info_of(self.facts, self.machine, self.connection, role, slots, transport)
+        return info_of(self.facts, self.machine, self.connection, role, slots, transport, self.endpoint.id)
 
     def __repr__(self) -> str:
         return repr(self.callbacks.transport)

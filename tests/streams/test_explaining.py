@@ -1,15 +1,20 @@
 """explain() and rdmanet.connections(): troubles are staged, and the cause is named."""
 
+import asyncio
+import contextlib
 import re
 import threading
 import time
-from typing import Any
+from ipaddress import ip_address
+from typing import Any, cast
 
 import pytest
-from harness import Echo, Net, Recorder
+from harness import HOST, Echo, Net, Recorder
 
 import rdmanet
-from rdmanet._core import Library
+from rdmanet._core import CMID, GIDEntry, GIDType, Library, best_gid
+from rdmanet.stream import explaining
+from tests.support.bare_peer import BarePeer
 from tests.support.waiting import until_seen
 
 MUCH = 8 << 20
@@ -145,6 +150,83 @@ async def test_the_send_queue_is_full(net: Net):
     assert "4 of 4 send slots are in flight: the send queue is full" in said
     client.transport.abort()
     await server.until(lambda: server.lost)
+
+
+async def until_explained(end: Any, words: str) -> str:
+    await until_seen(lambda: words in explained(end))
+    return explained(end)
+
+
+@pytest.mark.embedded_only("faults")
+async def test_the_peer_does_not_acknowledge(net: Net):
+    """It may be that it is not reached from this GID, which is named."""
+    client, server = await net.pair()
+    device = Library.embedded()
+    device.set_faults("delay=1000s")
+    try:
+        client.transport.write(b"one")
+        said = await until_explained(client, "frames are in flight for")
+    finally:
+        device.set_faults("")
+    host = client.transport.get_extra_info("sockname")[0]
+    entry = client.transport._life.endpoint.id.context.gid_table()
+    index = best_gid([each for each in entry if str(each.address) == host]).gid_index
+    assert f", or it is not reached from GID index {index} (" in said
+    client.transport.abort()
+    await server.until(lambda: server.lost)
+
+
+@pytest.mark.embedded_only("the embedded device's peer")
+async def test_the_peer_does_not_answer(net: Net):
+    """A connection that is being made says where from and where to."""
+    silent = BarePeer(Library.embedded())
+    port = silent.listen(HOST)
+    connecting = asyncio.ensure_future(net.connect(port, connect_timeout=None))
+    await silent.request()
+    [info] = [each for each in rdmanet.connections() if each.state == "opening"]
+    assert info.peer == (HOST, port) and info.local is not None
+    assert re.search(
+        r"waits: the connection is being made from GID index \d+ \(.*: the peer has not answered",
+        info.explain(),
+    )
+    connecting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await connecting
+    silent.close()
+
+
+class Identifier:
+    """Of a connection from one address to another, by a device with these."""
+
+    port_num = 1
+
+    def __init__(self, local: str, peer: str, *ours: str) -> None:
+        self.local_addr, self.peer_addr = (local, 1), (peer, 2)
+        self.context = self
+        self._ours = [ip_address(each) for each in ours]
+
+    def gid_table(self, port: int) -> list[GIDEntry]:
+        mapped = [b"\0" * 10 + b"\xff\xff" + each.packed for each in self._ours]
+        return [GIDEntry(gid, index, 1, GIDType.ROCE_V2, 0) for index, gid in enumerate(mapped)]
+
+
+@pytest.mark.parametrize(
+    ("local", "peer", "words"),
+    [
+        (
+            "127.0.0.1",
+            "203.0.113.1",
+            ". It is of this host alone, and 203.0.113.1 is not: use GID index 1 (10.0.0.1)",
+        ),
+        ("127.0.0.1", "10.0.0.1", ""),
+        ("127.0.0.1", "127.0.0.1", ""),
+        ("10.0.0.1", "203.0.113.1", ""),
+    ],
+)
+def test_a_wrong_gid(local: str, peer: str, words: str):
+    """One that the peer cannot reach: that of the loopback, to another host."""
+    said = explaining._way(cast(CMID, Identifier(local, peer, "127.0.0.1", "10.0.0.1")))
+    assert said.startswith("from GID index ") and said.endswith(words or "lists all")
 
 
 async def test_the_peer_is_lost(net: Net):

@@ -1,0 +1,103 @@
+"""Which CPUs are far from each other, by affinity: the kernel's files are those of a machine with two nodes."""
+
+import os
+
+import pytest
+
+from rdmanet.base import cpus
+from rdmanet.base.accounts import ConnectionInfo
+from rdmanet.cli import ss
+from rdmanet.cli.asking import Answer
+
+ALLOWED = {1: "0-3", 2: "4-7", 3: "0-7", 4: "2-3", 5: "7", 6: "7"}
+DEVICES = {"mlx5_0": "0", "mlx5_1": "1", "rxe0": "-1"}
+STATS = dict.fromkeys(("bytes_unsent", "credits", "peer_slots", "sends_in_flight", "send_slots"), 0)
+CLIENT, SERVER = ("127.0.0.1", 9), ("127.0.0.1", 80)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpus, "ROOT", f"{tmp_path}/")
+    files = {f"proc/{pid}/status": f"Name: x\nCpus_allowed_list:\t{text}\n" for pid, text in ALLOWED.items()}
+    files |= {"sys/devices/system/node/online": "0-1\n"}
+    files |= {
+        f"sys/devices/system/node/node{n}/cpulist": f"{text}\n" for n, text in enumerate(("0-3", "4-7"))
+    }
+    files |= {f"sys/class/infiniband/{name}/device/numa_node": f"{node}\n" for name, node in DEVICES.items()}
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    cpus._why_far_from.cache_clear()
+    yield tmp_path
+    cpus._why_far_from.cache_clear()
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1), (1, 3), (3, 2), (1, 4), (1, 99), (99, 98)])
+def test_of_these_nothing_can_be_told(machine, one, other):
+    assert cpus.why_far(one, other) == ""
+
+
+def test_two_processes_on_other_nodes(machine):
+    assert cpus.why_far(4, 2) == (
+        "far CPUs: this process may only run on CPUs 2-3 (node 0), and its peer, process 2, on CPUs 4-7 (node 1): pin"
+        " both to CPUs of one node (taskset, numactl --cpunodebind)"
+    )
+    assert cpus.why_far(5, 6).startswith(
+        "one CPU: this process and its peer, process 6, may only run on CPU 7"
+    )
+
+
+def test_an_adapter_at_another_node(machine, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6})
+    assert "may only run on CPUs 4,6 (node 1), and mlx5_0 is at node 0" in cpus.why_far_from("mlx5_0")
+    assert cpus.why_far_from("mlx5_1") == cpus.why_far_from("rxe0") == cpus.why_far_from("none") == ""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4})
+    assert cpus.why_far_from("mlx5_0") == ""
+
+
+def test_a_machine_without_nodes(machine):
+    (machine / "sys/devices/system/node/online").unlink()
+    assert cpus.why_far(1, 2) == ""
+
+
+def picture_of(monkeypatch, *ends, users=(0, 0)):
+    """What is seen of a client and a server, which are these processes."""
+    places = ((CLIENT, SERVER), (SERVER, CLIENT))
+    made = [
+        ConnectionInfo("rdma", "", "", *place, "open", device="soft0", path="memory", stats=STATS)
+        for place in places
+    ]
+    answers = [
+        Answer(pid, user, connections=[info]) for pid, user, info in zip(ends, users, made, strict=True)
+    ]
+    monkeypatch.setattr(ss, "ask_all", lambda pid: answers)
+    picture = ss.Picture()
+    return picture, picture.take(None)
+
+
+def test_ss_names_far_cpus(machine, monkeypatch):
+    picture, processes = picture_of(monkeypatch, 1, 2)
+    text = ss._as_text(picture, processes)
+    assert (
+        "note: far CPUs: this process may only run on CPUs 0-3 (node 0), and its peer, process 2, on" in text
+    )
+    assert (
+        "note: far CPUs: this process may only run on CPUs 4-7 (node 1), and its peer, process 1, on" in text
+    )
+    [loop] = ss._as_json(picture, processes)["processes"][0]["loops"]
+    assert loop["connections"][0]["notes"][0].startswith("far CPUs: ")
+    assert "far CPUs" not in ss._as_text(*picture_of(monkeypatch, 1, 3))
+
+
+def test_another_users_process_is_no_peer(machine, monkeypatch):
+    """It may say of any connection that it is the other end."""
+    assert "far CPUs" not in ss._as_text(*picture_of(monkeypatch, 1, 2, users=(0, 7)))
+
+
+def test_explain_names_an_adapter_that_is_far(machine, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4})
+    far = cpus.why_far_from("mlx5_0")
+    info = ConnectionInfo(
+        "rdma", "", "client", CLIENT, SERVER, "open", far=far, stats=dict.fromkeys(STATS, 0)
+    )
+    assert f"note: {far}" in info.explain()
