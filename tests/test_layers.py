@@ -128,6 +128,7 @@ ROOMS = [
     ],
     [{"rpc.pool"}, {"rpc.client_interceptors"}, {"rpc.dynamic_client"}],
     [{"rpc.client"}, {"rpc.server"}],
+    [{"rpc.blocking"}],
     [{"rpc"}],
     [{"loop"}],
     # the package itself, and modules of it: the public names

@@ -14,6 +14,7 @@ General layout
 --------------
 From the top; a module imports only what stands below it:
 
+    blocking                a client for programs without a loop
     client, server          connect() and its object;  serve() and its server
     discovered              a client that learns the schema from the server
     pool, intercepted       the connections of a client that has several, one after another or together;  its calls
@@ -39,6 +40,7 @@ From the top; a module imports only what stands below it:
 
 from __future__ import annotations
 
+from rdmanet.rpc import blocking as blocking
 from rdmanet.rpc.buffer import Buffer as Buffer
 from rdmanet.rpc.builtin import Health as Health
 from rdmanet.rpc.builtin import Reflection as Reflection

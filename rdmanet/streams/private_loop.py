@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import signal
 import socket
@@ -114,9 +115,9 @@ class PrivateLoop:
                 raise
             raise TimeoutError(late or f"not within {timeout} s") from None
 
-    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    def _run(self, coroutine: Coroutine[Any, Any, _T], context: contextvars.Context | None = None) -> _T:
         try:
-            return self._runner.run(coroutine)
+            return self._runner.run(coroutine, context=context)
         except (asyncio.CancelledError, KeyboardInterrupt):
             # What was to stop the loop may still be in its queue, and would stop its next run.
             self.loop.call_soon(self.loop.stop)
