@@ -8,6 +8,7 @@ import pytest
 import uvloop
 
 import rdmanet
+from rdmanet.stream.lifecycle import Lifecycle
 from rdmanet.transport import RdmaTransport
 
 BASES = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
@@ -29,11 +30,11 @@ def run(request) -> Callable[..., Any]:
 def connections(monkeypatch) -> list[RdmaTransport]:
     """The connecting sides of all connections by RDMA."""
     made = []
-    connect = RdmaTransport._connect
+    connect = Lifecycle.connect
 
     async def counted(self, address, local):
         await connect(self, address, local)
-        made.append(self)
+        made.append(self.callbacks.transport)
 
-    monkeypatch.setattr(RdmaTransport, "_connect", counted)
+    monkeypatch.setattr(Lifecycle, "connect", counted)
     return made

@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 
 from rdmanet.cli.everywhere import switch_every_loop
-from rdmanet.transport import RdmaTransport
+from rdmanet.stream.lifecycle import Lifecycle
 
 BASES: dict[str, Any] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
 # Tests of connections and servers, in a mixin that has tests of signals, pipes and subprocesses as well.
@@ -30,13 +30,13 @@ NOT_OF_TCP = ("unix", "datagram", "sendto", "recvfrom")
 def counted() -> list[None]:
     """An entry for each connection by RDMA that is made from now on."""
     made: list[None] = []
-    connect = RdmaTransport._connect
+    connect = Lifecycle.connect
 
     async def count(self, address, local):
         await connect(self, address, local)
         made.append(None)
 
-    RdmaTransport._connect = count  # type: ignore[method-assign]
+    Lifecycle.connect = count  # type: ignore[method-assign]
     return made
 
 

@@ -135,9 +135,13 @@ async def test_a_name_that_does_not_resolve(net: Net):
 
 @pytest.mark.embedded_only("a connection through the kernel takes no descriptor of its own")
 async def test_out_of_descriptors(net: Net):
-    """New clients are refused then, connected ones are served, and later all is well again."""
+    """New clients are refused then, connected ones are served, and later all is well again.
+
+    Nobody has connected to that server before, so each of them needs a socket.
+    """
     _, port = await net.serve(Echo)
     client = await net.connect(port)
+    _, port = await net.serve(Echo)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
     fillers = []
