@@ -200,7 +200,7 @@ build/frameworks/.done: requirements/frameworks.txt $(VENV)/.run
 	@scripts/progress "installing frameworks to try" build/frameworks/bin/python -m pip install --quiet $(locked) --requirement requirements/frameworks.txt
 	@touch $@
 
-frameworks: build build/frameworks/.done ## try Dask over rdmanet
+frameworks: build build/frameworks/.done ## try Dask and Ray over rdmanet
 	@build/frameworks/bin/python -m pytest -c tests/frameworks/pytest.ini --confcutdir tests/frameworks tests/frameworks $(ARGS)
 
 foreign: build ## run Debian's RDMA programs, and transfer engines if they are installed, on the embedded device (ten minutes); writes the table in docs/soft-device.md

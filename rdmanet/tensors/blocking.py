@@ -131,6 +131,11 @@ class Endpoint:
         """
         return self._thread.submit(functools.partial(call, self._endpoint))
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the caller is in the endpoint's own thread, where no call may wait: a finalizer, say."""
+        return self._thread.is_this
+
     def close(self) -> None:
         """End what is under way and all that is open, and then the thread. In a forked child this does nothing."""
         self._thread.end()
@@ -192,10 +197,6 @@ class Memory:
         if not self._thread.is_foreign:
             with contextlib.suppress(ValueError):  # the endpoint is closed
                 self._thread.run(self._memory.close)
-
-    def begin_close(self) -> Transfer[None]:
-        """The same, without waiting for it."""
-        return self._thread.submit(self._memory.close)
 
     def __enter__(self) -> Self:
         return self
