@@ -8,6 +8,7 @@
  *     tcp/tcp.c    frames on the TCP port of a queue pair that waits for its peer
  *     answers.c   answers to the requests of a queue pair, by a responder that lies
  *     cm/cm.c        messages on a listener of the connection manager
+ *     ask.c       what a process says of connections over its link
  *     base/secret.c    the same where a secret is asked for, before and after a proper introduction
  *     datagram.c  UDP datagrams to a port with a UD queue pair
  *
