@@ -326,6 +326,40 @@ static void within_a_process(void)
 	}
 }
 
+/* Either side's time is up, which the other one learns. */
+static void it_takes_too_long(void)
+{
+	struct pair pair = connect_pair(listener, channel, port);
+	struct rdma_event_channel *events = new_channel();
+	uint64_t before = rn_settings.cm_timeout_ms;
+	struct rdma_conn_param param = with_data("who is asked");
+	struct rdma_cm_id *asks, *asked;
+
+	rn_settings.cm_timeout_ms = 50;
+	asks = connect_to(events, "who asks");
+	asked = next_request();
+	CHECK(side_of(asks) == RN_CM_ASKER && side_of(asked) == RN_CM_ASKED);
+	want_status(events, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+	want_status(channel, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	destroy(asks);
+	destroy(asked);
+
+	asks = connect_to(events, "who asks");
+	asked = next_request();
+	CHECK(side_of(asks) == RN_CM_ASKER && side_of(asked) == RN_CM_ASKED);
+	make_qp(asked);
+	CHECK(!rdma_accept(asked, &param)); /* the asker does not read that */
+	want_status(channel, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+	want_status(events, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
+	rn_settings.cm_timeout_ms = before;
+	destroy(asks);
+	destroy(asked);
+	destroy(pair.active);
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(pair.passive);
+	rdma_destroy_event_channel(events);
+}
+
 static void a_client_is_killed(void)
 {
 	struct other other = spawn(client);
@@ -760,6 +794,7 @@ int main(void)
 	RUN(it_is_refused);
 	RUN(it_gives_up);
 	RUN(within_a_process);
+	RUN(it_takes_too_long);
 	RUN(a_client_is_killed);
 	RUN(the_last_words);
 	RUN(another_listener_at_that_port);

@@ -111,7 +111,7 @@ void rn_cm_ask_by_socket(struct rn_cm_wire *wire)
 	if (!wire->side)
 		return;
 	wire->side = RN_CM_HANDED;
-	wire->moved = wire->peer_moved = false;
+	wire->moved = wire->peer_moved = wire->hung_up = wire->has_left = false;
 	wire->heard = 0;
 	wire->phase = RN_CM_WIRE_CONNECTING;
 	wire->connecting = true;

@@ -7,7 +7,9 @@
  * message says for which side it is.  One that was handed over has a token of each side.  A message counts only if it
  * comes from the process for which the connection is watched, so no process can speak of another's connection.
  *
- * A link has no end to wait for: after the last word of a connection nothing is left.
+ * A link has no end to wait for: after the last word of a connection nothing is left.  Of one that was asked for by a
+ * link, and ends here without a last word, by a time limit, say, an empty message tells the other side what the end of a
+ * socket would have told it.
  */
 #include "cm/wire.h"
 #include "peer/peer.h"
@@ -82,7 +84,10 @@ void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const v
 	wire = rn_cm_link_find(process, (enum rn_cm_link_side)(what & ~RN_CM_LINK_LAST), token);
 	if (wire) {
 		wire->has_left |= (what & RN_CM_LINK_LAST) != 0;
-		keep(wire, message, length);
+		if (wire->side && !length)
+			wire->hung_up = true;
+		else
+			keep(wire, message, length);
 		rn_task_queue(&wire->task);
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
@@ -97,6 +102,8 @@ void rn_cm_link_digest(struct rn_cm_wire *wire)
 		rn_cm_handover_digest(wire);
 	if (!wire->over && wire->words)
 		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "its process said by the link what makes no sense there");
+	if (!wire->over && wire->side && wire->hung_up)
+		rn_cm_wire_lost(wire, 0);
 	rn_cm_unlock_and_tell();
 }
 
@@ -108,6 +115,12 @@ static void tell(const struct rn_cm_wire *wire, const struct rn_cm_header *heade
 	uint32_t what = (uint32_t)other[wire->side] | (is_last ? RN_CM_LINK_LAST : 0u);
 
 	rn_peer_tell_connection(wire->death.peer, what, wire->side ? wire->token : wire->peer_token, header, length);
+}
+
+void rn_cm_link_end(const struct rn_cm_wire *wire)
+{
+	if (wire->side && wire->watched && !wire->has_said_last && !wire->has_left)
+		tell(wire, NULL, 0, true);
 }
 
 bool rn_cm_link_say_moved(const struct rn_cm_wire *wire)
@@ -133,6 +146,7 @@ void rn_cm_link_flush(struct rn_cm_wire *wire)
 		const struct rn_cm_header *header = (const void *)(out + at);
 		uint16_t bytes = be16toh(header->length);
 
+		wire->has_said_last |= is_last && at + bytes == length;
 		tell(wire, header, bytes, is_last && at + bytes == length);
 		at += bytes;
 	}

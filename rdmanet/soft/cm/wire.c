@@ -39,9 +39,8 @@
  *
  * rn_cm_lock guards what the program's threads see of a wire: its identifier, phase and output.
  * The socket, the input and the timers are the engine's.  So the lock isn't held over a system
- * call: the program's thread, which may run an event loop, would wait for it.
- *
- * Between processes that map each other a wire needs its socket only until the connection is established, or not at all.
+ * call: the program's thread, which may run an event loop, would wait for it.  Between processes that map each other a
+ * wire needs its socket only until the connection is established, or not at all.
  *
  *     wire.c     a wire's life, and what its end means
  *     message.c  what is sent
@@ -131,13 +130,15 @@ void rn_cm_wire_finish(struct rn_cm_wire *wire)
 
 void rn_cm_wire_sweep(struct rn_cm_wire *wire)
 {
-	bool waits;
+	bool waits, is_over;
 
 	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over) {
-		pthread_mutex_unlock(&rn_cm_lock);
+	is_over = wire->over;
+	pthread_mutex_unlock(&rn_cm_lock);
+	if (!is_over)
 		return;
-	}
+	rn_cm_link_end(wire);
+	pthread_mutex_lock(&rn_cm_lock);
 	rn_cm_handover_forget(wire);
 	rn_cm_link_forget(wire);
 	rn_cm_ask_look(wire);

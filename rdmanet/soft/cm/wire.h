@@ -179,6 +179,7 @@ struct rn_cm_wire {
 	uint64_t token;
 	struct rn_cm_wire *next_named; /* of those with a token */
 	bool has_left; /* the peer waits for no answer */
+	bool has_said_last; /* nor do we, and the peer knows */
 	/* ask.c */
 	bool is_waiting; /* counted: it was asked for by a link, and is not established */
 	uint16_t asker_number; /* which it was given: 0 if none */
@@ -312,7 +313,8 @@ void rn_cm_listen_leave(struct rn_stranger *stranger);
 void rn_cm_link_name(struct rn_cm_wire *wire, uint64_t token);
 void rn_cm_link_forget(struct rn_cm_wire *wire);
 struct rn_cm_wire *rn_cm_link_find(const void *process, enum rn_cm_link_side side, uint64_t token);
-/* Without it. Hear what the other process says: for rn_peers_register_connections. */
+/* Without it. The wire ends: tell the other side, unless it knows. Hear what the other process says: for rn_peers_register_connections. */
+void rn_cm_link_end(const struct rn_cm_wire *wire);
 void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 void rn_cm_link_digest(struct rn_cm_wire *wire); /* handle what was heard */
 void rn_cm_link_flush(struct rn_cm_wire *wire);  /* send the output */
