@@ -260,6 +260,14 @@ class Peer:
         numbers = numbers_of(indices)
         return self._thread.submit(lambda: self._peer.read_rows(descriptor, numbers, into))
 
+    def fetch_and_add(self, descriptor: Described, add: int) -> Transfer[int]:
+        """Add to the 8 bytes that a descriptor says; `Transfer.wait` returns what was there before."""
+        return self._thread.submit(lambda: self._peer.fetch_and_add(descriptor, add))
+
+    def compare_and_swap(self, descriptor: Described, compare: int, swap: int) -> Transfer[int]:
+        """Store ``swap`` if the 8 bytes equal ``compare``; `Transfer.wait` returns what was there before."""
+        return self._thread.submit(lambda: self._peer.compare_and_swap(descriptor, compare, swap))
+
     def statistics(self) -> dict[str, int]:
         """Counters since it was connected to first."""
         return self._thread.call(self._peer.statistics)

@@ -34,7 +34,7 @@ BYTES_MOST: Final = 1024
 DIMENSIONS_MOST: Final = 32
 _BYTES_WITHIN: Final = 1 << 62
 
-Mode = Literal["r", "w", "rw"]
+Mode = Literal["r", "w", "rw", "a", "rwa"]
 Id = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=_BYTES_WITHIN)]
 _DTYPE: Final = re.compile(r"[|<>](?:[biufcSVmM]|U)(\d{1,6})(?:\[\w{1,8}\])?\Z")
@@ -64,7 +64,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     :ivar version: of its form
     :ivar endpoint: whose memory it is: `Address.endpoint`
     :ivar grant: which grant it is of
-    :ivar mode: "r", "w" or "rw": what may be done with it
+    :ivar mode: what may be done with it: read "r", write "w", "rw", atomic operations "a", or "rwa"
     :ivar offset: where it begins within the grant, in bytes
     :ivar nbytes: how many bytes it is
     :ivar dtype: the type of an array's items, as ``numpy.dtype.str`` has it; None: they are bytes

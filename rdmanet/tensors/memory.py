@@ -43,6 +43,8 @@ RIGHTS: Final[dict[str, AccessFlags]] = {
     "r": AccessFlags.REMOTE_READ,
     "w": AccessFlags.REMOTE_WRITE,
     "rw": AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE,
+    "a": AccessFlags.REMOTE_ATOMIC,
+    "rwa": AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC,
 }
 
 
@@ -76,6 +78,8 @@ class Grant:
 
         :raises OSError: the memory cannot be registered there, or the connection is over
         """
+        if "a" in self.mode:
+            regions.check_atomics("describe()")
         registered = self.memory.registered
         binding = regions.bind(registered, RIGHTS[self.mode], REVOKE_TIMEOUT_S, self._offset, self._nbytes)
         self._keys[binding] = regions
@@ -161,7 +165,7 @@ class Memory:
         """Let whoever has the result read or write this memory. Send it to them by any channel.
 
         :param part: some rows of the array's first dimension, or some of the bytes; None: all of it
-        :param mode: "r", "w" or "rw"
+        :param mode: "r", "w", "rw", or with atomic operations "a" or "rwa", which not all devices have
         :param lease: after so many seconds it ends; None: when it is revoked, or the memory is closed
         :raises IndexError: the part is not within the array
         :raises ValueError: the mode is another, the lease is no positive number, or the memory is closed
@@ -170,8 +174,8 @@ class Memory:
         if self._is_closed:
             raise ValueError("describe(): this memory is closed")
         if mode not in RIGHTS:
-            raise ValueError(f"describe(): mode {shown(mode)} is none of 'r', 'w' and 'rw'")
-        if "w" in mode and self._is_readonly:
+            raise ValueError(f"describe(): mode {shown(mode)} is none of 'r', 'w', 'rw', 'a' and 'rwa'")
+        if mode != "r" and self._is_readonly:
             raise TypeError(
                 f"describe(): the array is read-only, so nobody else can have it by mode {mode!r}"
             )

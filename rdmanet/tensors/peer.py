@@ -15,7 +15,7 @@ already; any other is registered for the operation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from rdmanet._core import Blocks, Registration, address_of
@@ -40,9 +40,11 @@ _WRITE: Final = 0  # enum ibv_wr_opcode
 _READ: Final = 4
 _REMOTE_WRITE: Final = 2  # enum ibv_access_flags
 _REMOTE_READ: Final = 4
+_ATOMIC_BYTES: Final = 8
 _COUNTERS: Final = (
     "reads",
     "writes",
+    "atomics",
     "bytes_read",
     "bytes_written",
     "notifications",
@@ -153,6 +155,52 @@ class Peer:
         checked = [(described, into, view)]
         del view  # which this frame would hold in an error's traceback
         await self._move("read", _READ, checked, rows=(row_bytes, rows, numbers))
+
+    async def fetch_and_add(self, descriptor: Described, add: int) -> int:
+        """Add to the 8 bytes that a descriptor says, modulo 2 ** 64; returns what was there before.
+
+        It is one step for all who use atomic operations on these bytes over the same device (`DeviceAttr.atomic_cap`
+        says whether the owner's processor is among them). The bytes are a number without sign, in the byte order of
+        both machines, at a multiple of 8 in the owner's memory. If it is cancelled, the number may be changed all the
+        same. See `OfferedMemory.fetch_and_add` for what else it raises.
+
+        :param descriptor: of mode "a" or "rwa"; a slice of it, if that has more than 8 bytes
+        :param add: it may be negative
+        """
+        remote, offset = await self._number("fetch_and_add", descriptor)
+        return await self._counted(remote.fetch_and_add(offset, add))
+
+    async def compare_and_swap(self, descriptor: Described, compare: int, swap: int) -> int:
+        """Store ``swap`` in the 8 bytes that a descriptor says, if they equal ``compare``; returns what was there.
+
+        What is said of `fetch_and_add` holds here, too. Cancelling it does, as well.
+        """
+        remote, offset = await self._number("compare_and_swap", descriptor)
+        return await self._counted(remote.compare_and_swap(offset, compare, swap))
+
+    async def _number(self, call: str, descriptor: Described) -> tuple[OfferedMemory, int]:
+        """The memory that has the 8 bytes, which has been claimed, and where they are there."""
+        described = self._described(call, "a", descriptor)
+        if described.nbytes != _ATOMIC_BYTES:
+            raise ValueError(
+                f"{call}: {described!r} has {described.nbytes} bytes: take a slice of {_ATOMIC_BYTES}"
+            )
+        link = self._link
+        if link is None or link.is_over or self._is_closed:
+            link = await self._linked()
+        remote = link.claimed(described.grant) or await link.claim(described.grant)
+        return remote, described.offset
+
+    async def _counted(self, operation: Coroutine[Any, Any, int]) -> int:
+        self._counters["atomics"] += 1
+        try:
+            return await operation
+        except asyncio.CancelledError:
+            self._counters["cancelled"] += 1
+            raise
+        except OSError:
+            self._counters["failed"] += 1
+            raise
 
     def statistics(self) -> dict[str, int]:
         """Counters since it was connected to first: operations, bytes, connections that were made, grants claimed."""
