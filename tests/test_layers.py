@@ -126,7 +126,11 @@ ROOMS = [
         {"rpc.channel", "rpc.pending", "rpc.fetching"},
         {"rpc.callee", "rpc.host", "rpc.running", "rpc.taking", "rpc.answers"},
     ],
-    [{"rpc.pool"}, {"rpc.client_interceptors"}, {"rpc.dynamic_client"}],
+    [
+        {"rpc.pool", "rpc.resolving", "rpc.dialing", "rpc.tried"},
+        {"rpc.client_interceptors"},
+        {"rpc.dynamic_client"},
+    ],
     [{"rpc.client"}, {"rpc.server"}],
     [{"rpc.blocking"}],
     [{"rpc"}],

@@ -56,6 +56,7 @@ from rdmanet.rpc.errors import Error as Error
 from rdmanet.rpc.limits import Limits as Limits
 from rdmanet.rpc.method_options import method as method
 from rdmanet.rpc.peers import Peer as Peer
+from rdmanet.rpc.resolving import Resolver as Resolver
 from rdmanet.rpc.retry import Retry as Retry
 from rdmanet.rpc.schema import Service as Service
 from rdmanet.rpc.server import Server as Server

@@ -26,13 +26,7 @@ from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, not_taken
 from rdmanet.rpc.fetching import Fetching
 from rdmanet.rpc.keepalive import Keepalive
-from rdmanet.rpc.lending import (
-    Loans,
-    goes_by_reference,
-    lend,
-    memory_in_message,
-    prepared,
-)
+from rdmanet.rpc.lending import Loans, goes_by_reference, lend, memory_in_message, prepared
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
@@ -169,9 +163,13 @@ class Channel:
             self._keepalive = Keepalive(self.link, self._keepalive_seconds)
         self._greeting.set_result(None)
 
-    def _on_goaway(self, message: Goaway) -> None:
-        self.refusal = f"the server takes no new calls ({message.reason})"
+    def refuse(self, reason: str) -> None:
+        """From now on no new calls can begin."""
+        self.refusal = reason
         self._places.end()
+
+    def _on_goaway(self, message: Goaway) -> None:
+        self.refuse(f"the server takes no new calls ({message.reason})")
         if message.taken is not None:
             self._taken = message.taken
 

@@ -20,6 +20,7 @@ from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.client_interceptors import Caller, Intercepted
 from rdmanet.rpc.context import CURRENT, deadline_in
+from rdmanet.rpc.dialing import Address, first_of
 from rdmanet.rpc.errors import no_connection
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
@@ -28,7 +29,8 @@ from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.peers import Peer
 from rdmanet.rpc.pending import CallDetails
-from rdmanet.rpc.pool import Address, Pool, first_of
+from rdmanet.rpc.pool import Pool
+from rdmanet.rpc.resolving import Resolver, addresses_of
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
@@ -48,7 +50,7 @@ _SAME: Final[Any] = _Same()
 
 def connect(
     service: type[_S],
-    host: str | Sequence[str | tuple[str, int]],
+    host: str | Sequence[str | tuple[str, int]] | Resolver,
     port: int | None = None,
     *,
     transport: str = "rdma",
@@ -74,7 +76,7 @@ def connect(
 
     :param service: the class, as the server has it or another version of it
     :param host: the server's host; with ``transport="unix"`` the path of its socket. Or a list of several servers, as
-        ``[(host, port), ...]``, or of paths
+        ``[(host, port), ...]``, or of paths. Or a `Resolver`, if these change; then `retry` is ``Retry()`` by default
     :param transport: "rdma", "tcp" or "unix"
     :param timeout: how long a call may take, in seconds; see `options`. None: no limit but the caller's own deadline
     :param wait: whether calls beyond ``Limits.calls`` of either side wait, in their order, until others have ended or
@@ -125,7 +127,7 @@ class Connecting(Generic[_S]):
 
 async def _opened(
     service: type[_S],
-    host: str | Sequence[str | tuple[str, int]],
+    host: str | Sequence[str | tuple[str, int]] | Resolver,
     port: int | None,
     transport: str,
     timeout: float | None,
@@ -141,7 +143,10 @@ async def _opened(
     """A client that is connected; see `connect`."""
     timeout = seconds(timeout)
     schema = schema_of(service)
-    addresses = _addresses(host, port)
+    resolver = host if isinstance(host, Resolver) else None
+    if resolver is not None:
+        retry = retry or Retry()
+    addresses = [] if isinstance(host, Resolver) else _addresses(host, port)
     counters = counters_of(schema)
     silence = checked_keepalive("connect", keepalive)
     if policy not in ("first", "spread"):
@@ -163,10 +168,13 @@ async def _opened(
             for name in sorted(retry.methods):
                 if name not in schema.methods:
                     raise ValueError(f"rpc.connect: Retry: {schema.name} has no method {shown(name)}")
+        if resolver is not None:
+            _no_port(port)
+            addresses = await resolver.addresses()
         if retry is not None or policy == "spread":
             for address in addresses:
                 endpoints.check("connect", transport, address[1])
-            caller = Pool(schema, dial, addresses, retry, policy == "spread")
+            caller = Pool(schema, dial, addresses, retry, policy == "spread", resolver)
             try:
                 await caller.opened()
             except BaseException:
@@ -261,11 +269,13 @@ def _checked(client: object) -> _Client[Any]:
 def _addresses(host: str | Sequence[str | tuple[str, int]], port: int | None) -> list[Address]:
     if isinstance(host, str):
         return [(host, port)]
+    _no_port(port)
+    return addresses_of(host, "rpc.connect")
+
+
+def _no_port(port: int | None) -> None:
     if port is not None:
         raise ValueError("rpc.connect: a list of servers has their ports in it: [(host, port), ...]")
-    if not host:
-        raise ValueError("rpc.connect: the list of servers is empty")
-    return [(each, None) if isinstance(each, str) else (each[0], each[1]) for each in host]
 
 
 # ---- The object that has the methods ------------------------------------------------------------------------

@@ -23,6 +23,9 @@ uses has neither a task nor a timer.
 The last line is for servers that accept connections and end them again. Without it, a client would not wait between
 two of those.
 
+With a resolver (resolving.py) the addresses change. A connection to a server that is gone from them takes no new calls,
+and is closed when those that run have ended: at once, or with a later call.
+
 What else a try raises is a mistake, such as an unknown option, or a name that is none. Waiting does not mend it: it is
 raised at once, by `connect` as it is, and by a call as INTERNAL.
 
@@ -43,26 +46,22 @@ import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
 import math
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
-
-import msgspec
 
 from rdmanet.base import log_rate
 from rdmanet.base.pause import pause
-from rdmanet.errors import endpoint
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.dialing import Address, Dial, first_of, named
 from rdmanet.rpc.errors import Code, Error, not_sent
 from rdmanet.rpc.link import logger
 from rdmanet.rpc.pending import CallDetails
+from rdmanet.rpc.resolving import Resolver, Resolving
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.streaming import Cut, Results
-
-Address = tuple[str, int | None]
-"""(host, port); of a Unix socket (path, None)."""
-Dial = Callable[[Address], Awaitable[Channel]]
+from rdmanet.rpc.tried import Tried
 
 _RETIRED_MOST: Final = 8
 """Connections that take no new calls, and still have some that run."""
@@ -87,11 +86,13 @@ class Slot:
     :ivar failures: tries to connect since it has served a call
     :ivar not_before: when it may try again, on the loop's clock, if there are any
     :ivar task: is connecting
+    :ivar address: to which it is connected
     """
 
     __slots__ = (
         "_blame",
         "_blamed_at",
+        "address",
         "addresses",
         "channel",
         "failures",
@@ -102,6 +103,7 @@ class Slot:
 
     def __init__(self, addresses: list[Address]) -> None:
         self.addresses = addresses
+        self.address: Address | None = None
         self.channel: Channel | None = None
         self.failures = 0
         self.not_before = 0.0
@@ -134,10 +136,17 @@ class Pool:
     :param dial: connects to an address
     :param retry: None: a connection that is lost is not replaced
     :param spread: whether each address has a connection
+    :param resolver: says how the addresses change
     """
 
     def __init__(
-        self, schema: Schema, dial: Dial, addresses: list[Address], retry: Retry | None, spread: bool
+        self,
+        schema: Schema,
+        dial: Dial,
+        addresses: list[Address],
+        retry: Retry | None,
+        spread: bool,
+        resolver: Resolver | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.schema = schema
@@ -151,7 +160,9 @@ class Pool:
         self._changed: asyncio.Future[bool] = self.loop.create_future()
         """The next end of a task of a slot: whether it has tried to connect."""
         self._error: Error | None = None  # of that try
-        self._is_spread = spread and len(addresses) > 1
+        self._is_spread = spread and (len(addresses) > 1 or resolver is not None)
+        self._resolving = None if resolver is None else Resolving(self.loop, resolver, self._servers_are)
+        self._left: list[Channel] = []  # of servers that are gone, while they have calls
         self._is_open = False
         self._is_closed = False
         self._closing: asyncio.Future[None] = self.loop.create_future()
@@ -160,7 +171,7 @@ class Pool:
 
     async def unary(self, call: CallDetails) -> Any:
         """Make a call that has one result; as for `Channel`."""
-        tried = _Tried(call)
+        tried = Tried(call)
         while True:
             slot, channel = self._pick(tried.been) or await self._connected(tried, call.deadline)
             try:
@@ -176,9 +187,9 @@ class Pool:
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results; as for `Channel`."""
         cut = Cut()
-        return Results(cut, self._stream(cut, _Tried(call)))
+        return Results(cut, self._stream(cut, Tried(call)))
 
-    async def _stream(self, cut: Cut, tried: _Tried) -> AsyncGenerator[Any, None]:
+    async def _stream(self, cut: Cut, tried: Tried) -> AsyncGenerator[Any, None]:
         with cut:
             while True:
                 slot, channel = self._pick(tried.been) or await self._connected(tried, tried.call.deadline)
@@ -197,11 +208,15 @@ class Pool:
                     return
                 await self._pause(seconds)
 
-    def _pick(self, been: Sequence[Slot] = ()) -> tuple[Slot, Channel] | None:
+    def _pick(self, been: Sequence[object] = ()) -> tuple[Slot, Channel] | None:
         """The connection for the next call.
 
         :param been: to whose servers it has been; they are not asked again while there are others
         """
+        if self._resolving is not None:
+            self._resolving.look()
+            if self._left:
+                self._close_left()
         if len(self._slots) == 1:
             slot = self._slots[0]
             if (channel := slot.usable) is None:
@@ -223,7 +238,7 @@ class Pool:
         least = min(loads)
         return random.choice([each for each, load in zip(found, loads, strict=True) if load == least])
 
-    def _repeats_after(self, slot: Slot, channel: Channel, tried: _Tried, error: Error) -> float | None:
+    def _repeats_after(self, slot: Slot, channel: Channel, tried: Tried, error: Error) -> float | None:
         """In how many seconds a call that has failed is made again; None: it is not."""
         if self._is_spread:
             if error.code in _OF_THE_SERVER:
@@ -246,7 +261,7 @@ class Pool:
         seconds, deadline = retry.delay(tried.failures), tried.call.deadline
         return None if deadline is not None and self.loop.time() + seconds >= deadline else seconds
 
-    def _may_be_repeated(self, tried: _Tried, error: Error) -> bool:
+    def _may_be_repeated(self, tried: Tried, error: Error) -> bool:
         """Whether it does no harm."""
         if tried.has_items or (tried.sent is not None and tried.sent.is_begun):
             return False
@@ -261,7 +276,7 @@ class Pool:
                 async with asyncio.timeout(seconds):
                     await asyncio.shield(self._closing)
 
-    def _goes_elsewhere(self, slot: Slot, tried: _Tried, error: Error) -> bool:
+    def _goes_elsewhere(self, slot: Slot, tried: Tried, error: Error) -> bool:
         """Whether the call is now made at a server that it has not been to."""
         if (
             self._is_closed
@@ -282,7 +297,7 @@ class Pool:
         :raises Error: as for `connect`
         """
         try:
-            await self._connected(_Tried(), None)
+            await self._connected(Tried(), None)
             self._is_open = True
             return
         except Error as exc:
@@ -293,7 +308,7 @@ class Pool:
         finally:
             del cause  # whose traceback has this frame
 
-    async def _connected(self, tried: _Tried, deadline: float | None) -> tuple[Slot, Channel]:
+    async def _connected(self, tried: Tried, deadline: float | None) -> tuple[Slot, Channel]:
         """Wait for a connection. Cancelling it ends the wait at once.
 
         :raises Error: DEADLINE_EXCEEDED; UNAVAILABLE if the client gives up; CANCELLED if it is closed
@@ -306,6 +321,8 @@ class Pool:
                         raise not_sent("the client was closed", Code.CANCELLED)
                     if self._retry is None and self._is_open:
                         raise not_sent(self._refusal())
+                    if self._resolving is not None:
+                        self._resolving.look(has_to_connect=True)
                     changed = self._changed  # before the tasks: an eager one may end at once
                     self._begin_connecting()
                     has_tried = await asyncio.shield(changed)
@@ -321,7 +338,7 @@ class Pool:
             if not self._waiting:
                 self._stop_connecting()
 
-    def _give_up(self, tried: _Tried, error: Error) -> None:
+    def _give_up(self, tried: Tried, error: Error) -> None:
         """Raise the error of a failed try to connect, unless there is to be another one."""
         retry = self._retry
         if retry is None:
@@ -352,6 +369,11 @@ class Pool:
     async def _connect(self, slot: Slot) -> None:
         """The task of a slot: one try."""
         has_tried = False
+
+        async def dial(address: Address) -> Channel:
+            channel, slot.address = await self._dial(address), address
+            return channel
+
         try:
             await BEGINNING
             if slot.failures and (seconds := slot.not_before - self.loop.time()) > 0:
@@ -362,7 +384,7 @@ class Pool:
             if retired is not None:
                 self._retire(retired)
             try:
-                slot.channel = await first_of(slot.addresses, self._dial, self._seconds)
+                slot.channel = await first_of(slot.addresses, dial, self._seconds)
             except BaseException as exc:
                 this = asyncio.current_task()
                 if isinstance(exc, asyncio.CancelledError) and this is not None and this.cancelling():
@@ -380,6 +402,41 @@ class Pool:
             slot.task, slot.is_sleeping = None, False
             changed, self._changed = self._changed, self.loop.create_future()
             changed.set_result(has_tried)
+
+    def _servers_are(self, addresses: list[Address]) -> None:
+        """The resolver has said which servers there are now."""
+        if self._is_closed:
+            return
+        if not self._is_spread:
+            (slot,) = self._slots
+            slot.addresses = addresses
+            if slot.address not in addresses and slot.channel is not None:
+                self._leave(slot.channel)
+                slot.channel = None
+        else:
+            known = {slot.addresses[0]: slot for slot in self._slots}
+            self._slots = [
+                known.pop(address) if address in known else Slot([address]) for address in addresses
+            ]
+            for slot in known.values():
+                if slot.task is not None:
+                    slot.task.cancel()
+                if slot.channel is not None:
+                    self._leave(slot.channel)
+            self._begin_connecting(self.loop.time())
+        self._close_left()
+
+    def _leave(self, channel: Channel) -> None:
+        if channel.refusal is None:
+            channel.refuse("the server is not among those of the resolver any more")
+        self._left.append(channel)
+
+    def _close_left(self) -> None:
+        """Close the connections to servers that are gone whose calls have ended."""
+        for channel in self._left:
+            if not len(channel.book):
+                channel.link.close()
+        self._left = [channel for channel in self._left if len(channel.book)]
 
     def _not_connected(self, slot: Slot, exc: BaseException) -> None:
         """A try has failed: this is why, for all who wait."""
@@ -410,12 +467,16 @@ class Pool:
         if not self._closing.done():
             self._closing.set_result(None)
         self._error = None  # its cause has frames that have this pool
+        if self._resolving is not None:
+            await self._resolving.close()
         tasks = [slot.task for slot in self._slots if slot.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        channels = self._retired + [slot.channel for slot in self._slots if slot.channel is not None]
+        channels = (
+            self._retired + self._left + [slot.channel for slot in self._slots if slot.channel is not None]
+        )
         await asyncio.gather(*(channel.close() for channel in channels))
 
     def _refusal(self) -> str:
@@ -424,77 +485,3 @@ class Pool:
 
     def _named(self) -> str:
         return named([address for slot in self._slots for address in slot.addresses])
-
-
-class _Tried:
-    """A call, and what has become of it so far.
-
-    :ivar failures: connections, and tries to connect, that have failed under it
-    :ivar has_items: an item of its result has come
-    :ivar been: whose servers did not take it, or have failed it
-    """
-
-    __slots__ = ("been", "call", "failures", "has_items", "sent")
-
-    call: CallDetails
-
-    def __init__(self, call: CallDetails | None = None) -> None:
-        self.failures = 0
-        self.has_items = False
-        self.been: tuple[Slot, ...] = ()
-        self.sent: _Once | None = None
-        if call is not None:
-            if call.method.stream is not None:
-                self.sent = _Once(call.stream)
-                call = msgspec.structs.replace(call, stream=self.sent)
-            self.call = call
-
-
-class _Once:
-    """The caller's stream, which can be iterated once. It knows whether it was."""
-
-    __slots__ = ("_items", "is_begun")
-
-    def __init__(self, items: Any) -> None:
-        self._items = items
-        self.is_begun = False
-
-    def __aiter__(self) -> Any:
-        self.is_begun = True
-        return aiter(self._items)
-
-
-async def first_of(addresses: list[Address], dial: Dial, seconds: float) -> Channel:
-    """Connect to the first of several servers that answers.
-
-    :param seconds: how long each may take
-    :raises OSError: none does
-    :raises Error: none does, and one has refused; this is why
-    """
-    failed: list[OSError | Error] = []
-    for address in addresses:
-        try:
-            async with asyncio.timeout(seconds):
-                return await dial(address)
-        except TimeoutError as exc:
-            failed.append(exc if str(exc) else TimeoutError(f"no answer in {seconds:g} s"))
-        except (OSError, Error) as exc:
-            failed.append(exc)
-    try:
-        for found in failed:
-            if isinstance(found, Error) and (found.code is not Code.UNAVAILABLE or len(addresses) == 1):
-                raise found
-        if len(addresses) == 1:
-            raise failed[0]
-        each = zip(addresses, failed, strict=True)
-        reasons = "; ".join(f"{named([address])}: {exc}" for address, exc in each)
-        raise ConnectionError(f"none of {len(addresses)} servers answers: {reasons}") from failed[-1]
-    finally:
-        del failed, found  # whose tracebacks have this frame
-
-
-def named(addresses: list[Address]) -> str:
-    """Addresses as text."""
-    return " or ".join(
-        address[0] if address[1] is None else endpoint((address[0], address[1])) for address in addresses
-    )
