@@ -317,7 +317,7 @@ class Endpoint:
         elif kind not in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
             waiter = self._waiter
             if waiter is None:
-                if self._connection.qp is not None:
+                if not owner.has_ended and self._connection.qp is not None:
                     self._connection.engine.drain()  # what has come before, the last of a clean end among it
                 if owner.has_ended:
                     return  # by our own end: the peer has only answered
