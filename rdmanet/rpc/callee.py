@@ -40,6 +40,7 @@ from rdmanet.rpc.host import Host
 from rdmanet.rpc.interceptors import chained
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import at_once
+from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
@@ -241,8 +242,10 @@ class Callee:
                 nbytes += metadata_bytes
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
-            call = CallInfo(self._service, method.name, metadata, deadline, self)
             counter = self._counters[method.number]
+            if method.is_limited:
+                deadline = self._limited(method, counter, deadline)
+            call = CallInfo(self._service, method.name, metadata, deadline, self)
             running = Running(number, method, function, call, counter, self.link.heard_at)
             if len(raw_arguments) >= method.scale.least:
                 nbytes += method.scale.weigh(raw_arguments, limits.decoded_bytes)
@@ -280,6 +283,23 @@ class Callee:
         work = self._run(running, arguments)
         work.send(None)
         running.task = self.loop.create_task(work, name=method.label)
+
+    def _limited(self, method: Method, counter: Counter, deadline: float | None) -> float | None:
+        """The deadline of a call, by its caller and by what the service says about the method.
+
+        :raises Error: RESOURCE_EXHAUSTED; it has as many calls as it may
+        """
+        options = method.options
+        if options.calls is not None and counter.running >= options.calls:
+            raise exceeded(
+                "calls of @rpc.method",
+                options.calls,
+                f"{method.label} has {counter.running} unfinished calls",
+            )
+        if options.timeout is None:
+            return deadline
+        own = self.loop.time() + options.timeout
+        return own if deadline is None else min(own, deadline)
 
     def _begin_streams(self, running: Running) -> None:
         method, inflow, outflow = running.method, None, None

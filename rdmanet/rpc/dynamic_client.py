@@ -68,7 +68,7 @@ class DiscoveredMethod(Method):
         self.name, kind, self.described, stream, result = described
         self.number = -1
         self.label = f"{service}.{self.name}"
-        self.options = Options()
+        self.options, self.is_limited = Options(), False
         self.kind = Kind(kind)
         self.parameters = [
             Parameter(name, memoryview if type_ == BUFFER else Any, msgspec.NODEFAULT, type_ == BUFFER)

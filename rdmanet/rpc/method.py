@@ -76,6 +76,7 @@ class Method:
     :ivar inline: which parameters go in the message, whatever their length
     :ivar brings: whether there are arrays inside of the arguments (packing.py); and so `result_brings`, `stream_brings`
     :ivar result_is_apart: whether the result may need more than to be decoded
+    :ivar is_limited: whether its options say how long a call may take, or how many there may be
     :ivar exact: decodes arguments that are complete, or raises an Exception
     :ivar scale: weighs arguments before they are decoded, `item_scale` the caller's items
     """
@@ -91,6 +92,7 @@ class Method:
         self.function = function
         self.hints = hints
         self.options: Options = getattr(function, "__rpc_options__", Options())
+        self.is_limited = self.options.timeout is not None or self.options.calls is not None
         self.parameters: list[Parameter] = []
         self.stream: tuple[str, Any] | None = None
         self.stream_at: int | None = None

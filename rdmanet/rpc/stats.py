@@ -57,6 +57,11 @@ class Counter:
         self.received_bytes = 0
         self.lent_bytes = 0
 
+    @property
+    def running(self) -> int:
+        """Calls that have not ended."""
+        return self.begun - self.ok - sum(self.failed.values())
+
     def count_failed(self, code: int, seconds: float) -> None:
         """A call has ended with this code, after so many seconds."""
         self.failed[code] = self.failed.get(code, 0) + 1
@@ -73,7 +78,7 @@ def counted(schema: Schema, counters: list[Counter]) -> dict[str, MethodStats]:
     return {
         method.name: MethodStats(
             counter.begun,
-            counter.begun - counter.ok - sum(counter.failed.values()),
+            counter.running,
             ({"OK": counter.ok} if counter.ok else {})
             | {Code(code).name: count for code, count in sorted(counter.failed.items())},
             counter.seconds,
