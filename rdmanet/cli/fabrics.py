@@ -2,7 +2,7 @@
 
 Everything above asyncio's transports is the same on each fabric, so a difference between two measurements is the
 transport's. An address is plain data (host and port, or a path), which can be passed to another process as JSON. All
-traffic stays on this host.
+traffic stays on this host, unless another one is named.
 """
 
 import asyncio
@@ -22,11 +22,16 @@ StreamCallback = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitabl
 
 
 class Fabric:
-    """A kind of network; `options` are keywords of its connect and listen calls."""
+    """A kind of network.
+
+    :param host: where it listens
+    :param options: keywords of its connect and listen calls
+    """
 
     name: str
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, host: str = HOST, **options: Any) -> None:
+        self.host = host
         self.options = options
 
     async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
@@ -50,7 +55,7 @@ class Rdma(Fabric):
     async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
         import rdmanet
 
-        server = await rdmanet.start_rdma_server(factory, HOST, 0, **self.options)
+        server = await rdmanet.start_rdma_server(factory, self.host, 0, **self.options)
         return server, _bound(server)
 
     async def connect(
@@ -63,7 +68,7 @@ class Rdma(Fabric):
     async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
         import rdmanet
 
-        server = await rdmanet.start_rdma_stream_server(callback, HOST, 0, **self.options)
+        server = await rdmanet.start_rdma_stream_server(callback, self.host, 0, **self.options)
         return server, _bound(server)
 
     async def open_streams(self, address: Address) -> Streams:
@@ -76,7 +81,7 @@ class Tcp(Fabric):
     name = "TCP"
 
     async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
-        server = await asyncio.get_running_loop().create_server(factory, HOST, 0, **self.options)
+        server = await asyncio.get_running_loop().create_server(factory, self.host, 0, **self.options)
         return server, _bound(server)
 
     async def connect(
@@ -85,7 +90,7 @@ class Tcp(Fabric):
         return await asyncio.get_running_loop().create_connection(factory, *address, **self.options)
 
     async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
-        server = await asyncio.start_server(callback, HOST, 0, **self.options)
+        server = await asyncio.start_server(callback, self.host, 0, **self.options)
         return server, _bound(server)
 
     async def open_streams(self, address: Address) -> Streams:

@@ -8,6 +8,7 @@ The client ends a run with write_eof(); the server answers with its Report, a li
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
@@ -142,14 +143,18 @@ async def _finish_server(meter: _Meter, writer: asyncio.StreamWriter) -> None:
 
 
 class _Client(asyncio.BaseProtocol):
-    """Runs for `seconds` once its connection is made; `done` gets the server's report at the end."""
+    """Runs for `seconds` once its connection is made; `done` gets the server's report at the end.
+
+    :param most: it ends after so many messages
+    """
 
     transport: asyncio.Transport
 
-    def __init__(self, size: int, seconds: float) -> None:
+    def __init__(self, size: int, seconds: float, *, most: float = math.inf) -> None:
         self.message = bytes(size)
         self.size = size
         self.seconds = seconds
+        self.most = most
         self.deadline_s = 0.0
         self.cpu_s = 0.0
         self.tail: bytearray | None = None
@@ -188,20 +193,33 @@ class _Pinger(_Client):
 
     `stamps` begins with the time of the first write. With a `pause_s` the next message is sent that long after an
     answer: sparse traffic.
+
+    :param stamp: takes the times instead of `stamps`, which would need memory for each
     """
 
-    def __init__(self, size: int, seconds: float, *, depth: int = 1, pause_s: float = 0.0) -> None:
-        super().__init__(size, seconds)
+    def __init__(
+        self,
+        size: int,
+        seconds: float,
+        *,
+        depth: int = 1,
+        pause_s: float = 0.0,
+        most: float = math.inf,
+        stamp: Callable[[float], object] | None = None,
+    ) -> None:
+        super().__init__(size, seconds, most=most)
         self.depth = depth
         self.pause_s = pause_s
         self.stamps: list[float] = []
+        self.stamp = self.stamps.append if stamp is None else stamp
         self.sent_s: list[float] = []
+        self.answers = 0
         self._pending = 0
         self._in_flight = 0
 
     def start(self) -> None:
         super().start()
-        self.stamps.append(time.perf_counter())
+        self.stamp(time.perf_counter())
         for _ in range(self.depth):
             self._send()
 
@@ -217,8 +235,9 @@ class _Pinger(_Client):
             self._pending -= self.size
             self._in_flight -= 1
             now = time.perf_counter()
-            self.stamps.append(now)
-            if now >= self.deadline_s:
+            self.stamp(now)
+            self.answers += 1
+            if now >= self.deadline_s or self.answers >= self.most:
                 if not self._in_flight:
                     self.finish()
             elif self.pause_s:
@@ -240,8 +259,8 @@ class Pinger(_Pinger, asyncio.Protocol):
 class BufferedPinger(_Pinger, asyncio.BufferedProtocol):
     """A pinger that receives into its own buffer."""
 
-    def __init__(self, size: int, seconds: float, *, depth: int = 1, pause_s: float = 0.0) -> None:
-        super().__init__(size, seconds, depth=depth, pause_s=pause_s)
+    def __init__(self, size: int, seconds: float, **options: Any) -> None:
+        super().__init__(size, seconds, **options)
         self.view = memoryview(bytearray(BUFFER_BYTES))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -257,8 +276,8 @@ class BufferedPinger(_Pinger, asyncio.BufferedProtocol):
 class Flooder(_Client, asyncio.Protocol):
     """Writes message after message, one call each, for as long as it is not paused."""
 
-    def __init__(self, size: int, seconds: float) -> None:
-        super().__init__(size, seconds)
+    def __init__(self, size: int, seconds: float, *, most: float = math.inf) -> None:
+        super().__init__(size, seconds, most=most)
         self.burst = max(1, BURST_BYTES // size)
         self.sent = 0
         self._paused = self._scheduled = False
@@ -271,11 +290,11 @@ class Flooder(_Client, asyncio.Protocol):
         self._scheduled = False
         if self.tail is not None or self._paused or self.transport.is_closing():
             return
-        if time.perf_counter() >= self.deadline_s:
+        if time.perf_counter() >= self.deadline_s or self.sent >= self.most:
             self.finish()
             return
         write, message = self.transport.write, self.message
-        for _ in range(self.burst):
+        for _ in range(int(min(self.burst, self.most - self.sent))):
             write(message)
             self.sent += 1
             if self._paused:
@@ -301,23 +320,37 @@ class Flooder(_Client, asyncio.Protocol):
 class StreamPinger:
     """A pinger by reader and writer."""
 
-    def __init__(self, size: int, seconds: float, *, depth: int = 1) -> None:
-        self.size, self.seconds, self.depth = size, seconds, depth
+    def __init__(
+        self,
+        size: int,
+        seconds: float,
+        *,
+        depth: int = 1,
+        most: float = math.inf,
+        stamp: Callable[[float], object] | None = None,
+    ) -> None:
+        self.size, self.seconds, self.depth, self.most = size, seconds, depth, most
         self.stamps: list[float] = []
+        self.stamp = self.stamps.append if stamp is None else stamp
+        self.answers = 0
+        self.deadline_s = 0.0
         self.cpu_s = 0.0
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Report:
-        message, size, stamps, clock = bytes(self.size), self.size, self.stamps, time.perf_counter
+        message, size, stamp, clock = bytes(self.size), self.size, self.stamp, time.perf_counter
         self.cpu_s = -time.process_time()
-        stamps.append(clock())
-        deadline_s = stamps[0] + self.seconds
+        now = clock()
+        stamp(now)
+        self.deadline_s = now + self.seconds
         for _ in range(self.depth):
             writer.write(message)
         in_flight = self.depth
         while in_flight:
             await reader.readexactly(size)
-            stamps.append(clock())
-            if stamps[-1] < deadline_s:
+            now = clock()
+            stamp(now)
+            self.answers += 1
+            if now < self.deadline_s and self.answers < self.most:
                 writer.write(message)
             else:
                 in_flight -= 1
@@ -328,20 +361,22 @@ class StreamPinger:
 class StreamFlooder:
     """A flooder by reader and writer: write and drain for each message."""
 
-    def __init__(self, size: int, seconds: float) -> None:
-        self.size, self.seconds = size, seconds
+    def __init__(self, size: int, seconds: float, *, most: float = math.inf) -> None:
+        self.size, self.seconds, self.most = size, seconds, most
         self.sent = 0
+        self.deadline_s = 0.0
         self.cpu_s = 0.0
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Report:
         message, burst = bytes(self.size), max(1, BURST_BYTES // self.size)
         self.cpu_s = -time.process_time()
-        deadline_s = time.perf_counter() + self.seconds
-        while time.perf_counter() < deadline_s:
-            for _ in range(burst):
+        self.deadline_s = time.perf_counter() + self.seconds
+        while time.perf_counter() < self.deadline_s and self.sent < self.most:
+            count = int(min(burst, self.most - self.sent))
+            for _ in range(count):
                 writer.write(message)
                 await writer.drain()
-            self.sent += burst
+            self.sent += count
         self.cpu_s += time.process_time()
         return await _finish_streams(reader, writer)
 
