@@ -2514,3 +2514,117 @@ class Connection:
     def part_from_shared(self) -> None: ...
     def release(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
+
+# ---- histogram.pxi ----
+
+@final
+class Histogram:
+    """How often which time was measured, in nanoseconds. A time of 2**40 ns (18 minutes) or more counts as that.
+
+    :ivar count: how many there are
+    :ivar min_ns: the least; 0 if there is none
+    :ivar max_ns: the greatest
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def min_ns(self) -> int: ...
+    @property
+    def max_ns(self) -> int: ...
+    @property
+    def mean_ns(self) -> float:
+        """The mean; 0.0 without any."""
+    @property
+    def deviation_ns(self) -> float:
+        """The standard deviation."""
+    def add(self, ns: int) -> None:
+        """Count one time."""
+    def lap(self, now_s: float) -> None:
+        """Count the time since the last call, in seconds of any clock; the first one, and a 0, only begin."""
+    def merge(self, other: Histogram) -> None:
+        """Count all that the other one has."""
+    def clear(self) -> None:
+        """Forget all times; a lap goes on."""
+    def percentile(self, percent: float) -> float:
+        """The time in nanoseconds that so many percent do not exceed, by nearest rank; 0.0 without any.
+
+        :raises ValueError: percent is not in 0..100
+        """
+    def filled(self) -> list[tuple[float, int]]:
+        """[(nanoseconds, how many)] of the cells that are not empty, in order: the times are their middles."""
+
+# ---- traffic.pxi ----
+
+@final
+class Traffic:
+    """The same requests again and again, on queue pairs that share their completion queues.
+
+    :param qps: the queue pairs, connected, all with the same send_cq and recv_cq
+    :param sends: a SendWR for each, or none; its flags say whether it is INLINE
+    :param receives: a RecvWR for each, or none
+    :param depth: how many requests may be in flight on each
+    :param list_size: how many are posted as one chain
+    :param every: which one is signaled: 1 is each
+    :param receive_depth: how many receives are kept posted on each; they are posted here
+    :param sleeps: it waits for events of the queues' channel, and does not poll
+    :param memory: BY_MEMORY: the region that is written from, and by the peer into
+    :param outgoing: the offset there of the last byte that is written to the peer
+    :param incoming: the offset there of the last byte that the peer writes
+    :ivar sent: completed requests
+    :ivar received: completed receives
+    """
+
+    def __init__(
+        self,
+        qps: list[QP],
+        sends: list[SendWR],
+        receives: list[RecvWR],
+        *,
+        depth: int,
+        list_size: int = 1,
+        every: int = 1,
+        receive_depth: int = 0,
+        sleeps: bool = False,
+        memory: MR | None = None,
+        outgoing: int = 0,
+        incoming: int = 0,
+    ) -> None: ...
+    @property
+    def sent(self) -> int: ...
+    @property
+    def received(self) -> int: ...
+    @property
+    def in_flight(self) -> int:
+        """How many requests were posted and have not completed."""
+    def flow(self, seconds: float, limit: int = 0, *, posting: bool = True) -> bool:
+        """Keep the queues full for a slice of time. True if `limit` was reached on all queue pairs, or, with posting
+        off, if everything has completed.
+
+        :param limit: how many requests are to be posted on each; 0 is any number
+        :raises CompletionError: a request failed
+        """
+    def exchange(self, seconds: float, found: Histogram, limit: int = 0, *, by: int, answers: bool) -> bool:
+        """Post one request at a time, and wait, for a slice of time. True if `limit` was reached.
+
+        :param limit: how many times `found` is to have; 0 is any number
+        :param found: gets the times: of BY_COMPLETION the whole time, else half a round trip
+        :param by: BY_MEMORY (0), BY_RECEIVE (1) or BY_COMPLETION (2): what is waited for
+        :param answers: it waits first
+        :raises CompletionError: a request failed
+        """
+    def restart(self) -> None:
+        """flow() counts from 0 again. Everything has completed.
+
+        :raises RuntimeError: something is in flight
+        """
+
+# ---- cacheline.pxi ----
+
+def cache_line_ns(buffer: Buffer, rounds: int, answers: bool, seconds: float = 0.1) -> float:
+    """How long a cache line takes to another CPU and back, in nanoseconds: two processes call this on the same memory.
+
+    :param buffer: shared memory of at least 128 bytes, which are zero when the first of them begins
+    :param answers: this is the second process
+    :param seconds: how long to wait for the other one: then it returns 0.0
+    """

@@ -30,7 +30,7 @@ from libc.errno cimport (
     EOPNOTSUPP, EPERM, errno,
 )
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset, strerror
 from posix.types cimport pid_t
 
@@ -155,3 +155,6 @@ include "_pyx/opening.pxi"       # how a connection begins: memory, a queue pair
 include "_pyx/ending.pxi"        # everything is given back
 include "_pyx/connection.pxi"    # what a connection's owner may ask of it
 include "_pyx/blocking.pxi"      # a blocking stream's calls: they wait without a loop
+include "_pyx/histogram.pxi"     # counts of times, for percentiles
+include "_pyx/traffic.pxi"       # traffic that is measured: loops in C
+include "_pyx/cacheline.pxi"     # how far apart two CPUs are

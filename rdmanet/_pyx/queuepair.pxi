@@ -35,6 +35,7 @@ cdef class QP(Resource):
     cdef _InFlight sends
     cdef _InFlight receives
     cdef PyThread_type_lock posting
+    cdef tuple kept              # the elements of requests that are in no table: traffic.pxi
 
     def __cinit__(self):
         self.posting = PyThread_allocate_lock()
@@ -85,6 +86,11 @@ cdef class QP(Resource):
     cdef bint is_open(self) noexcept:
         return self.ptr is not NULL
 
+    cdef int keep(self, _Elements elements) except -1:
+        """Let them live as long as it is open."""
+        self.kept = (self.kept or ()) + (elements,)
+        return 0
+
     cdef int destroy(self) except -1:
         cdef const verbs.rn_library *library = self.pd.context.library.c
         cdef verbs.ibv_qp *ptr = self.ptr
@@ -111,6 +117,7 @@ cdef class QP(Resource):
             check(rc, "ibv_destroy_qp")
         self.sends.clear()
         self.receives.clear()
+        self.kept = None
         self.pd.context.remove_child()
         self.destroyed()
         return 0
