@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from rdmanet.cli.interrupts import hear_once
 
-COMMANDS = ("devices", "gids", "doctor", "ss", "run", "call", "demo", "proxy", "secret", "soft-run")
-"""Each is a module beside this one."""
+COMMANDS = ("devices", "gids", "doctor", "ss", "run", "call", "demo", "perf", "proxy", "secret", "soft-run")
+"""Each is a module, or a package, beside this one."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in a shell."""
 UNREAD = 141

@@ -74,7 +74,8 @@ def resolve(path: str) -> Any:
 def exists(name: str) -> None:
     """Fail unless this is a command, an environment variable, a target, an extra, a file or a name of the package."""
     if match := re.fullmatch(r"rdmanet ([\w-]+)", name):
-        assert (Path(cli.__file__).parent / f"{match[1].replace('-', '_')}.py").exists()
+        module = Path(cli.__file__).parent / match[1].replace("-", "_")
+        assert module.with_suffix(".py").exists() or (module / "__init__.py").exists()
     elif match := re.fullmatch(r"make ([\w-]+)", name):
         assert re.search(rf"^{match[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif re.fullmatch(r"RDMANET_\w+", name):

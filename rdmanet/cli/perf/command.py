@@ -1,0 +1,187 @@
+"""From the arguments to the exit status.
+
+0: measured, and every limit kept. 1: it could not be measured, or the other side has failed. 2: the arguments are
+wrong. 3: a limit of --require is not kept. 130: Ctrl-C; what was measured until then was printed.
+"""
+
+import argparse
+import contextlib
+import csv
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rdmanet.cli.fabrics import loop_factory
+from rdmanet.cli.perf import tables
+from rdmanet.cli.perf.client import Session, machine, on_this_machine, to_host
+from rdmanet.cli.perf.conditions import Machine, pinned_to, standing
+from rdmanet.cli.perf.control import PerfError, Run, check_run
+from rdmanet.cli.perf.kinds import Kind
+from rdmanet.cli.perf.limits import broken
+from rdmanet.cli.perf.options import settings_of, sizes_of, tests_of, wrong_together
+from rdmanet.cli.perf.pairs import Place
+from rdmanet.cli.perf.results import SCHEMA, Report, Result, csv_rows, read_report
+from rdmanet.cli.perf.server import listen
+
+NOT_KEPT = 3
+INTERRUPTED = 130
+NAMED = 4
+"""So many tests are named in a note."""
+
+
+def run(args: argparse.Namespace) -> int:
+    place = Place(args.ib_dev, args.ib_port, args.gid_index)
+    try:
+        factory, loop_name = loop_factory(args.loop)
+        if args.words[:1] == ["server"]:
+            return _serve(args, place, factory)
+        host, kinds = tests_of(args.words)
+        if wrong := wrong_together(args, kinds, host):
+            raise ValueError(wrong)
+        old = None if args.compare is None else read_report(args.compare)
+        return _measure(args, place, host, kinds, old, factory, loop_name)
+    except ValueError as exc:
+        print(f"perf: {exc}", file=sys.stderr)
+        return 2
+    except (PerfError, ImportError) as exc:
+        print(f"perf: {exc}", file=sys.stderr)
+        return 1
+
+
+def _serve(args: argparse.Namespace, place: Place, factory: Callable[[], Any]) -> int:
+    if len(args.words) > 1:
+        raise ValueError(f"server takes no tests: the client says what is measured, not {args.words[1]!r}")
+    cpus = _cpus(args, 1)
+    listen(args.port, place, pinned_to(cpus[0] if cpus else None), factory)
+    return 0
+
+
+def _cpus(args: argparse.Namespace, processes: int) -> list[int]:
+    """The server's and the client's; empty if nothing is pinned."""
+    if args.cpus is not None:
+        cpus: list[int] = args.cpus
+        return cpus * 2 if len(cpus) == 1 and processes == 2 else cpus[:processes]
+    allowed = sorted(os.sched_getaffinity(0))
+    if processes == 1:
+        return []
+    return allowed[:2] if len(allowed) > 1 else []
+
+
+def _measure(
+    args: argparse.Namespace,
+    place: Place,
+    host: str | None,
+    kinds: list[Kind],
+    old: Report | None,
+    factory: Callable[[], Any],
+    loop_name: str,
+) -> int:
+    runs = [Run(kind.name, size, settings_of(args, size)) for kind in kinds for size in sizes_of(args, kind)]
+    for run_ in runs:
+        check_run(run_)
+    cpus = _cpus(args, 1 if host else 2)
+    shows_tables = not (args.json or args.csv)
+    whole = Machine()
+    if host is None:
+        opened = on_this_machine(place, cpus, args.loop, factory)
+    else:
+        opened = to_host(host, args.port, place, cpus[0] if cpus else None, factory)
+    failure = None
+    with opened as session:
+        report = Report(SCHEMA, machine(session, host, loop_name), runs[0].settings, [])
+        report.wrong = standing(cpus, session.cache_line_ns)
+        interrupted = False
+        try:
+            _run_all(session, runs, report, shows_tables)
+            interrupted = bool(report.results) and report.results[-1].interrupted
+        except KeyboardInterrupt:
+            interrupted = True
+        except (PerfError, OSError) as exc:
+            if not report.results:
+                raise
+            failure = exc
+    report.wrong += whole.wrong(cpus)
+    _show(args, report, old)
+    if failure is not None:
+        print(f"perf: {failure}", file=sys.stderr)
+        return 1
+    if interrupted:
+        return INTERRUPTED
+    missed = broken(args.require, report.results, old)
+    for words in missed:
+        print(f"perf: {words}", file=sys.stderr)
+    return NOT_KEPT if missed else 0
+
+
+def _run_all(session: Session, runs: list[Run], report: Report, shows_tables: bool) -> None:
+    titled = ""
+    for run_ in runs:
+        result = session.measure(run_)
+        report.results.append(result)
+        if shows_tables:
+            family = tables.family_of(run_.kind)
+            if family != titled:
+                print(
+                    "\n".join(tables.head([each for each in runs if each.kind == run_.kind], result.device))
+                )
+                titled = family
+            print(tables.row(result), flush=True)
+        if result.interrupted:
+            return
+
+
+def _show(args: argparse.Namespace, report: Report, old: Report | None) -> None:
+    text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+    if args.save is not None:
+        _write(args.save, text + "\n")
+    if args.plot is not None:
+        from rdmanet.cli.perf.plot import drawing
+
+        _write(args.plot, drawing(report))
+    if args.json:
+        print(text)
+    elif args.csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(report.results))
+    elif report.results:
+        print(tables.LINE)
+        for part in (
+            tables.beside_sockets(report.results),
+            "" if old is None else tables.compared(old, report.results),
+        ):
+            if part:
+                print(part)
+                print(tables.LINE)
+    if args.json or args.csv:
+        return
+    for words in wrongs(report):
+        print(f" note: {words}")
+
+
+def wrongs(report: Report) -> list[str]:
+    """All that was wrong, each said once: with the tests that it was in."""
+    where: dict[str, list[Result]] = {}
+    for result in report.results:
+        for words in result.wrong:
+            where.setdefault(words, []).append(result)
+    said = list(report.wrong)
+    for words, results in where.items():
+        names = [f"{result.test} {result.size} B" for result in results[:NAMED]]
+        more = len(results) - len(names)
+        said.append(f"{', '.join(names)}{f' and {more} more' if more else ''}: {words}")
+    return said
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file, or none of it: who draws over an old one keeps that if the disk is full."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise OSError(exc.errno, f"{path}: {exc.strerror}") from None

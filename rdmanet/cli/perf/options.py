@@ -1,0 +1,279 @@
+"""The arguments of `rdmanet perf`. A letter that perftest has means here what it means there."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from rdmanet.cli.perf.control import MOST_BYTES, Settings
+from rdmanet.cli.perf.kinds import GROUPS, KINDS, QUICK, SIZES, Kind
+from rdmanet.cli.perf.limits import Limit, limit_of
+
+PORT = 18515
+"""perftest's."""
+ALL_SIZES: Final = [1 << exponent for exponent in range(1, 24)]
+SMALL_BYTES: Final = 8192
+SMALL_EVERY: Final = 100
+"""perftest's: of messages up to so many bytes each hundredth request is signaled."""
+_SUFFIXES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "rdmanet perf [HOST] [TEST ...] [OPTION ...]\n       rdmanet perf server [OPTION ...]"
+    parser.epilog = f"tests: {', '.join(KINDS)}; groups: {', '.join(GROUPS)}; by default {', '.join(QUICK)}"
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="HOST TEST",
+        help="tests, or groups of them; another word is the host where `rdmanet perf server` runs",
+    )
+    _words_anywhere(parser)
+    what = parser.add_argument_group("what is measured")
+    what.add_argument(
+        "-s", "--size", type=_sizes, metavar="BYTES", help="64, or 64,4k,1m, or 64-1m: powers of two"
+    )
+    what.add_argument("-a", "--all", action="store_true", help="all sizes from 2 to 2**23")
+    what.add_argument("-n", "--iters", type=_positive, default=0, metavar="N", help="so many messages")
+    what.add_argument(
+        "-D", "--duration", type=_seconds, metavar="SECONDS", help="for so long (default: 1 s for each size)"
+    )
+    what.add_argument(
+        "--warm-up", type=_seconds, default=0.1, metavar="SECONDS", help="before that (default: 0.1)"
+    )
+    what.add_argument(
+        "--api",
+        choices=("protocol", "buffered", "streams"),
+        default="protocol",
+        help="how streams are used: Protocol, BufferedProtocol, reader and writer (default: protocol)",
+    )
+    what.add_argument("--in-flight", type=_positive, default=32, metavar="N", help="calls of rpc_bw at once")
+    what.add_argument("--loop", choices=("uvloop", "asyncio"), help="default: uvloop if it is installed")
+    verbs = parser.add_argument_group("verbs, as perftest")
+    verbs.add_argument("-c", "--connection", choices=("RC", "UC", "UD"), default="RC", help="default: RC")
+    verbs.add_argument("-q", "--qp", type=_positive, default=1, metavar="N", help="queue pairs")
+    verbs.add_argument(
+        "-l", "--post_list", type=_positive, default=1, metavar="N", help="requests posted as one list"
+    )
+    verbs.add_argument(
+        "-t", "--tx-depth", type=_positive, default=128, metavar="N", help="requests in flight"
+    )
+    verbs.add_argument("-r", "--rx-depth", type=_positive, default=512, metavar="N", help="receives posted")
+    verbs.add_argument(
+        "-Q",
+        "--cq-mod",
+        type=_positive,
+        metavar="N",
+        help="each N-th request is signaled (default: 100 up to 8 KiB, else 1)",
+    )
+    verbs.add_argument(
+        "-o", "--outs", type=_positive, default=16, metavar="N", help="READs and atomics under way"
+    )
+    verbs.add_argument(
+        "-I", "--inline_size", type=_number, default=0, metavar="BYTES", help="inline up to so many"
+    )
+    verbs.add_argument(
+        "-e", "--events", action="store_true", help="sleep until a completion comes, instead of polling"
+    )
+    verbs.add_argument("-b", "--bidirectional", action="store_true", help="both sides send")
+    verbs.add_argument(
+        "-m", "--mtu", type=int, choices=(256, 512, 1024, 2048, 4096), help="default: the port's"
+    )
+    where = parser.add_argument_group("where")
+    where.add_argument("-d", "--ib-dev", metavar="DEVICE", help="default: the first one")
+    where.add_argument("-i", "--ib-port", type=_positive, default=1, metavar="PORT", help="of the device")
+    where.add_argument(
+        "-x", "--gid-index", type=_number, metavar="INDEX", help="default: the best GID of the port"
+    )
+    where.add_argument(
+        "-p", "--port", type=_port, default=PORT, help=f"of `rdmanet perf server` (default: {PORT})"
+    )
+    where.add_argument(
+        "--cpus",
+        type=_cpus,
+        metavar="CPU[,CPU]",
+        help="pin the server and the client to these; between machines, or for a server, the one process"
+        " (default: the first two that it may use); - pins nothing",
+    )
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument(
+        "--json", action="store_true", help="print JSON, schema rdmanet-perf/1, instead of tables"
+    )
+    shown.add_argument("--csv", action="store_true", help="print CSV instead of tables")
+    shown.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file as well")
+    shown.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it")
+    shown.add_argument("--compare", type=Path, metavar="OLD.json", help="print ratios to an earlier run")
+    shown.add_argument(
+        "--require",
+        type=_limit,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="LIMIT",
+        help="'p99<20us' 'bw>5GB/s' 'write_lat:p50<1us' 'p50<1.1x' (times the --compare file's): the exit status is"
+        " 3 if one is not kept",
+    )
+
+
+def _words_anywhere(parser: argparse.ArgumentParser) -> None:
+    """Take words before, between and after options: argparse takes those of one place, and returns the others."""
+    plain = parser.parse_known_args
+
+    def parse(args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, extras = plain(args, namespace)
+        found.words += [word for word in extras if not word.startswith("-")]
+        return found, [word for word in extras if word.startswith("-")]
+
+    parser.parse_known_args = parse  # type: ignore[method-assign]
+
+
+def tests_of(words: list[str]) -> tuple[str | None, list[Kind]]:
+    """The host, if any, and the tests.
+
+    :raises ValueError: several words are no tests
+    """
+    hosts = list(dict.fromkeys(word for word in words if word not in KINDS and word not in GROUPS))
+    if len(hosts) > 1:
+        raise ValueError(
+            f"{' and '.join(map(repr, hosts))}: only one of them can be the host; tests: {', '.join(KINDS)}; groups:"
+            f" {', '.join(GROUPS)}"
+        )
+    host = hosts[0] if hosts else None
+    names: list[str] = []
+    for word in words:
+        names += [word] if word in KINDS else _reachable(GROUPS.get(word, []), host)
+    return host, [KINDS[name] for name in dict.fromkeys(names or _reachable(QUICK, host))]
+
+
+def _reachable(names: list[str], host: str | None) -> list[str]:
+    """Of a group, what a host can do: no Unix socket reaches another machine."""
+    return names if host is None else [name for name in names if KINDS[name].over != "unix"]
+
+
+def sizes_of(args: argparse.Namespace, kind: Kind) -> list[int]:
+    """The sizes that a test is run with."""
+    if kind.over == "atomic":
+        return [8]
+    if args.all:
+        return [size for size in ALL_SIZES if args.connection != "UD" or size <= (args.mtu or 4096)]
+    sizes: list[int] = args.size or SIZES["lat" if kind.latency else "bw"]
+    return sizes
+
+
+def settings_of(args: argparse.Namespace, size: int) -> Settings:
+    """How a size is measured."""
+    every = args.cq_mod or max(args.post_list, SMALL_EVERY if size <= SMALL_BYTES else 1)
+    return Settings(
+        seconds=1.0 if args.duration is None else args.duration,
+        iterations=args.iters,
+        warm_up_s=args.warm_up,
+        queue_pairs=args.qp,
+        connection=args.connection,
+        mtu=args.mtu or 0,
+        depth=args.tx_depth,
+        receive_depth=args.rx_depth,
+        every=min(every, args.tx_depth) if args.cq_mod is None else every,
+        list_size=args.post_list,
+        inline=args.inline_size,
+        events=args.events,
+        both_ways=args.bidirectional,
+        outstanding=args.outs,
+        api=args.api,
+        in_flight=args.in_flight,
+    )
+
+
+# ---- Types of arguments -------------------------------------------------------------------------------------
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([kmg]?)(?:i?b)?", text.strip().lower())
+    size = int(found[1]) * _SUFFIXES[found[2]] if found else 0
+    if not 1 <= size <= MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size between 1 byte and 1g; examples: 64, 4k, 1m")
+    return size
+
+
+def _sizes(text: str) -> list[int]:
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        low = _size(first)
+        high = _size(last) if dash else low
+        if low > high:
+            raise argparse.ArgumentTypeError(f"{part!r}: the first size is greater than the last")
+        while low < high:
+            sizes.append(low)
+            low *= 2
+        sizes.append(high)
+    return list(dict.fromkeys(sizes))
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"\d{1,12}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    number = _number(text)
+    if not number:
+        raise argparse.ArgumentTypeError("it must be at least 1")
+    return number
+
+
+def _port(text: str) -> int:
+    number = _number(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400")
+    return seconds
+
+
+def _cpus(text: str) -> list[int]:
+    if text == "-":
+        return []
+    allowed = os.sched_getaffinity(0)
+    cpus = [_number(part) for part in text.split(",")]
+    if len(cpus) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: two CPUs at most, the server's and the client's")
+    if missing := [cpu for cpu in cpus if cpu not in allowed]:
+        raise argparse.ArgumentTypeError(
+            f"this process may not run on CPU {missing[0]}; it may on {sorted(allowed)}"
+        )
+    return cpus
+
+
+def _limit(text: str) -> Limit:
+    try:
+        return limit_of(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def wrong_together(args: argparse.Namespace, kinds: list[Kind], host: str | None) -> str | None:
+    """What arguments do not go together, in words."""
+    relative = any(limit.relative for limit in args.require)
+    over_unix = [kind.name for kind in kinds if kind.over == "unix"]
+    checks: list[tuple[Any, str]] = [
+        (args.iters and args.duration is not None, "either -n or -D"),
+        (args.all and args.size, "either -a or -s"),
+        (args.json and args.csv, "either --json or --csv"),
+        (args.duration == 0, "-D 0 measures nothing"),
+        (relative and not args.compare, "--require with x, a ratio, needs --compare"),
+        (
+            host is not None and over_unix,
+            f"{', '.join(over_unix)}: a Unix socket does not reach another machine",
+        ),
+        (host is not None and len(args.cpus or []) > 1, "--cpus: with HOST only the CPU of this process"),
+    ]
+    return next((words for wrong, words in checks if wrong), None)
