@@ -112,7 +112,7 @@ ROOMS = [
     [RPC_GROUND],
     [{"rpc.turns", "rpc.long_writes", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
     [{"rpc.peers"}],
-    [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link"}],
+    [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
     [
         {"rpc.failures"},
         {"rpc.streaming"},

@@ -105,7 +105,7 @@ class Callee:
         self._handlers = handlers
         self.link = Link(
             self.loop,
-            self.limits.message_bytes,
+            self.limits,
             handlers,
             self._made,
             self._lost,

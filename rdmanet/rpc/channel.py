@@ -97,7 +97,7 @@ class Channel:
         self._handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self._places = Turns(self.loop)
         """Calls that wait until the book has room for one more."""
-        self.link = Link(self.loop, limits.message_bytes, self._handlers, self._made, self._lost)
+        self.link = Link(self.loop, limits, self._handlers, self._made, self._lost)
         self.fetching = Fetching(self.link, limits, self._release)
 
     # -- the connection ------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         either. Then the call ends with DEADLINE_EXCEEDED
     :ivar hello_seconds: how long a peer may take to say its Hello
     :ivar lent_seconds: how long a caller may take to read a result that is lent to it, and to offer the memory of an
-        argument
+        argument; and how long nothing may come of memory that this side reads. Then the connection ends
     """
 
     message_bytes: int = 256 << 20

@@ -37,9 +37,10 @@ import msgspec
 from rdmanet.errors import ProtocolError, RegionRevokedError
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.limits import NUMBERS, exceeded
+from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
 from rdmanet.rpc.long_writes import LongWrites
 from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode, parts_of
+from rdmanet.rpc.reads import Reads
 from rdmanet.rpc.turns import Rounds, Turns
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
@@ -80,7 +81,7 @@ class Link(asyncio.Protocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        message_bytes: int,
+        limits: Limits,
         handlers: Handlers,
         on_made: Callable[[], None],
         on_lost: Callable[[BaseException | None], None],
@@ -96,7 +97,7 @@ class Link(asyncio.Protocol):
         self.peer: Any = None
         self.heard_at = 0.0  # when something came, on the loop's clock
         self.longest = NUMBERS - 1  # of the peer's limit, when it is known
-        self._framer = Framer(message_bytes, HELLO_BYTES if is_server else message_bytes)
+        self._framer = Framer(limits.message_bytes, HELLO_BYTES if is_server else limits.message_bytes)
         self._handlers = handlers
         self._on_made = on_made
         self._on_lost = on_lost
@@ -120,6 +121,7 @@ class Link(asyncio.Protocol):
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}
+        self.reads = Reads(self, limits.lent_seconds)
 
     def rounds(self) -> Rounds:
         """The turns of the streams that are sent here: all together send TURN_COST in a turn of the loop."""
@@ -374,6 +376,7 @@ class Link(asyncio.Protocol):
             self.error.__traceback__ = None
         self._collected.clear()
         self._long.drop()
+        self.reads.stop()
         self._let_senders_go()
         for waiter in [waiter for waiters in self._awaited.values() for waiter in waiters]:
             if not waiter.done():
@@ -451,7 +454,7 @@ async def read_offer(link: Link, remote: OfferedMemory, memory: Any, offset: int
     :raises Error: FAILED_PRECONDITION if it was revoked, UNAVAILABLE if the connection is lost
     """
     try:
-        await remote.read_into(memory, offset)
+        await link.reads.read(remote, memory, offset)
     except RegionRevokedError as exc:
         if link.is_over or link.transport.is_closing():  # which takes all offers back
             raise link.lost_error() from exc

@@ -174,7 +174,7 @@ def linked(is_server: bool) -> tuple[link.Link, Transport, list[int]]:
     heard: list[int] = []
     one = link.Link(
         asyncio.get_running_loop(),
-        1000,
+        rpc.Limits(message_bytes=1 << 20),
         {Ping: lambda ping: heard.append(ping.token)},
         lambda: None,
         lambda error: None,

@@ -136,7 +136,7 @@ async def test_closing_waits_for_a_peer_that_reads_slowly(net: Net, monkeypatch:
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(link, "CLOSE_S", 3600)
-    one = link.Link(loop, 1000, {}, lambda: None, lambda error: None)
+    one = link.Link(loop, rpc.Limits(), {}, lambda: None, lambda error: None)
     transport = Transport()
     one.connection_made(transport)
     one.close()  # 300 bytes are unsent

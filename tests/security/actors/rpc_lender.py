@@ -1,4 +1,5 @@
-"""Lends one buffer many times to a server of rdmanet.rpc: argv is its port, the length of the buffer, and how often.
+"""Lends one buffer many times to a server of rdmanet.rpc: argv is its port, the length of the buffer, how often, and
+the seconds that the calls may take.
 
 Says how many calls were `refused`, and `why`, as soon as there are as many as the line has in `refused`.
 """
@@ -7,7 +8,7 @@ import asyncio
 
 from rdmanet import rpc
 
-port, length, times = map(int, argv)
+port, length, times, seconds = map(int, argv)
 
 
 class Holder(rpc.Service):
@@ -17,7 +18,7 @@ class Holder(rpc.Service):
 async def main():
     loop = asyncio.get_running_loop()
     memory = bytes(length)
-    async with rpc.connect(Holder, "127.0.0.1", port, transport="rdma") as client:
+    async with rpc.connect(Holder, "127.0.0.1", port, transport="rdma", timeout=seconds) as client:
         calls = {asyncio.ensure_future(client.hold(memory)) for _ in range(times)}
         refused = []
         while (order := await loop.run_in_executor(None, hear)) is not None:
