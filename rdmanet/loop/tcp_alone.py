@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rdmanet")
 
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
 OUT_OF_REACH = (
     "rdmanet's modules cannot be imported any more ({}): make a server or a connection before the program gives up the "
     "right to read them"
@@ -57,8 +58,8 @@ class TcpAlone:
     def close(self) -> None:
         """The loop is closed."""
 
-    def _refuse_tcp(self, what: str, family: Any = socket.AF_INET) -> None:
-        if family not in (socket.AF_INET, socket.AF_INET6):
+    def _refuse_tcp(self, what: str, sock: Any = None) -> None:
+        if sock is not None and (sock.family not in _INTERNET or sock.type != socket.SOCK_STREAM):
             return
         if setting := self._settings.excludes_tcp():
             raise ConnectionRefusedError(
@@ -70,7 +71,7 @@ class TcpAlone:
         local_addr: Any, kwds: dict[str, Any],
     ) -> Any:  # fmt: skip
         """The base's."""
-        self._refuse_tcp("a connection", socket.AF_INET if sock is None else sock.family)
+        self._refuse_tcp("a connection", sock)
         return await self._above.create_connection(
             factory, host, port, ssl=ssl, family=family, proto=proto, flags=flags, sock=sock,
             local_addr=local_addr, **kwds,
@@ -80,7 +81,7 @@ class TcpAlone:
         self, factory: Any, host: Any, port: Any, ssl: Any, start_serving: bool, kwds: dict[str, Any]
     ) -> Any:
         """The base's."""
-        self._refuse_tcp("a server")
+        self._refuse_tcp("a server", kwds.get("sock"))
         return await self._above.create_server(
             factory, host, port, ssl=ssl, start_serving=start_serving, **kwds
         )
@@ -91,7 +92,7 @@ class TcpAlone:
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> bool:
         """False: the base is to connect the socket."""
-        self._refuse_tcp("sock_connect()", sock.family)
+        self._refuse_tcp("sock_connect()", sock)
         return False
 
     async def accept(self, listener: socket.socket) -> Any:

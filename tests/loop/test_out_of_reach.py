@@ -91,6 +91,25 @@ async def main():
         except ConnectionRefusedError as exc:
             print(exc.strerror)
 """,
+    "others": """
+async def main():
+    go()
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver, socket.socket(socket.AF_UNIX) as listener:
+        receiver.setblocking(False)
+        receiver.bind(("127.0.0.1", 0))
+        sender, _ = await loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=receiver.getsockname()
+        )
+        sender.sendto(b"by UDP")
+        print((await loop.sock_recv(receiver, 10)).decode())
+        sender.close()
+        listener.bind("")
+        server = await loop.create_server(asyncio.Protocol, sock=listener)
+        print(server.is_serving())
+        server.close()
+        await server.wait_closed()
+""",
 }
 TOLD = (
     "rdmanet's modules cannot be imported any more (No module named '{}'): make a server or a connection before the "
@@ -142,3 +161,9 @@ def test_where_tcp_is_excluded_that_is_an_error(base: str) -> None:
         f"a server takes TCP, which fallback=False excludes: {told}",
         f"a connection takes TCP, which fallback=False excludes: {told}",
     ]
+
+
+@pytest.mark.parametrize("base", ["asyncio", "uvloop"])
+def test_what_is_not_tcp_is_not_excluded_with_it(base: str) -> None:
+    """asyncio itself connects the sockets of UDP by the loop's sock_connect()."""
+    assert said_by("others", base, fallback=False)[1:] == ["by UDP", "True"]
