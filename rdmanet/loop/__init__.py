@@ -1,8 +1,9 @@
 """Any asyncio program over RDMA: an event loop that takes RDMA where both sides can, and TCP elsewhere.
 
 The switch is one of `run`, `loop_factory` and `patch_loop`. A program may be switched and have no network, so it loads
-nothing but mixin.py and settings.py. The rest is imported with the loop's first connection or server, and the device
-with the first connection that may take RDMA, or the first server.
+nothing but mixin.py, settings.py and tcp_alone.py, which serves it if it cannot read the others any more. The rest is
+imported with the loop's first connection or server, and the device with the first connection that may take RDMA, or the
+first server.
 """
 
 from __future__ import annotations
