@@ -58,7 +58,7 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
     try:
         async with rpc.connect(Measured, *where, transport=TRANSPORTS[kind.over]) as client:
             await _call(client, run, at_once, settings.warm_up_s, 0, Histogram())
-            sampler = Sampler(run, progress, found, lambda: int(found.count))
+            sampler = Sampler(run, progress, lambda: int(found.count))
             sampling = asyncio.ensure_future(sampler.run())
             control.send(Go())
             usage, began = Usage(), time.perf_counter()

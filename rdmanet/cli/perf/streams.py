@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rdmanet._core import Histogram
+from rdmanet.base.pause import pause
 from rdmanet.cli.fabrics import FABRICS, Fabric, forget
 from rdmanet.cli.perf.conditions import Usage
 from rdmanet.cli.perf.control import Address, Control, Done, Go, Run, Stop, host_of
@@ -116,7 +117,7 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
         found = Histogram()
         seconds = ENDLESS_S if settings.iterations else settings.seconds
         client = _client(kind, run, seconds, found)
-        sampler = Sampler(run, progress, found, lambda: _done_by(client))
+        sampler = Sampler(run, progress, lambda: _done_by(client))
         usage = Usage()
         interrupted = False
         sampling = asyncio.ensure_future(sampler.run())
@@ -183,15 +184,15 @@ async def _until_over(running: Any, client: Any, seconds: float) -> tuple[Report
 class Sampler:
     """Looks at a run, ten times a second."""
 
-    def __init__(self, run: Run, progress: Progress, found: Any, done: Callable[[], int]) -> None:
-        self._run, self._progress, self._found, self._done = run, progress, found, done
+    def __init__(self, run: Run, progress: Progress, done: Callable[[], int]) -> None:
+        self._run, self._progress, self._done = run, progress, done
         self.samples: list[Sample] = []
 
     async def run(self) -> None:
         began = last = time.perf_counter()
         before = 0
         while True:
-            await asyncio.sleep(SAMPLE_S)
+            await pause(asyncio.get_running_loop(), SAMPLE_S)
             now, count = time.perf_counter(), self._done()
             self.samples.append(Sample(now - began, count - before, now - last))
             self._progress.update(now - began, count, count * self._run.size / (now - began))
