@@ -19,6 +19,7 @@ import contextlib
 import errno
 import ipaddress
 import secrets
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -88,7 +89,8 @@ class Endpoint:
         self._server: RdmaServer | None = None
         self._port = 0
         self._links: set[Served] = set()
-        self._peers: dict[bytes, Peer] = {}
+        # Those that the program has, or that are connected: a long-lived process meets many that end.
+        self._peers: weakref.WeakValueDictionary[bytes, Peer] = weakref.WeakValueDictionary()
         self._grants: dict[bytes, Grant] = {}
         self._memories: list[Memory] = []  # in the order of their addresses,
         self._addresses: list[int] = []  # which are these

@@ -15,6 +15,7 @@ already; any other is registered for the operation.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
@@ -90,6 +91,7 @@ class Peer:
         self._find = find
         self._connecting = connecting
         self._link: Dialled | None = None
+        self._links: set[Dialled] = set()  # also those that are over, until the loop has told of it
         self._dialling: asyncio.Task[Dialled] | None = None
         self._is_closed = False
         self._counters = dict.fromkeys(_COUNTERS, 0)
@@ -214,9 +216,11 @@ class Peer:
         if dialling is not None:
             dialling.cancel()
             await asyncio.wait([dialling])
-        if self._link is not None:
-            self._link.transport.abort()
-            await asyncio.shield(self._link.lost)
+        links = list(self._links)
+        for link in links:
+            link.transport.abort()
+        for link in links:
+            await asyncio.shield(link.lost)
 
     # -- what they have in common ------------------------------------------------------------------------------
 
@@ -360,8 +364,13 @@ class Peer:
         if self._link is not None:
             self._counters["claims"] += self._link.claims
         self._link = link
+        self._links.add(link)
+        link.lost.add_done_callback(functools.partial(self._lost, link))  # which keeps this object meanwhile
         self._counters["connections"] += 1
         return link
+
+    def _lost(self, link: Dialled, _: object) -> None:
+        self._links.discard(link)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "connected" if self._is_connected() else "not connected"

@@ -1,6 +1,7 @@
 """How access ends: leases, revocation, cancelling, time-outs, lost connections, closed endpoints, killed processes."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -13,9 +14,9 @@ import pytest
 import rdmanet
 from rdmanet import tensors
 from rdmanet.stream.blocks import Lists
-from rdmanet.tensors.link import Served
+from rdmanet.tensors.link import Dialled, Served
 from tests.support.processes import AwaitedProcess
-from tests.support.waiting import begin, until_seen
+from tests.support.waiting import begin, loop_turns, until_seen
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
@@ -299,6 +300,40 @@ async def test_an_endpoint_that_was_started_anew_is_another():
             ):
                 await user.connect(address)
         assert not user._peers
+
+
+async def test_peers_that_have_ended_are_forgotten(user: tensors.Endpoint):
+    """Those that the program has no more."""
+    for _ in range(5):
+        async with tensors.open() as owner:
+            peer = await user.connect(owner.address())
+            assert await user.connect(owner.address()) is peer
+            del peer
+            gc.collect()
+            assert len(user._peers) == 1  # it is connected
+        await until_seen(lambda: gc.collect() is not None and not user._peers)
+
+
+async def test_closing_a_peer_waits_for_each_of_its_connections(
+    owner: tensors.Endpoint, peer: tensors.Peer, monkeypatch: pytest.MonkeyPatch
+):
+    """A connection that is over may be replaced before the loop has told of its end."""
+    late: list[tuple[Dialled, BaseException | None]] = []
+    async with owner.register(b"text") as memory:
+        with monkeypatch.context() as patched:
+            patched.setattr(Dialled, "connection_lost", lambda link, exc: late.append((link, exc)))
+            assert peer._link is not None
+            peer._link.transport.abort()
+            await peer.read(memory.describe(), into=bytearray(4))
+            await until_seen(lambda: late)
+        assert peer.statistics()["connections"] == 2
+        (closing,) = await begin(peer.close())
+        await until_seen(lambda: peer._link.lost.done())
+        await loop_turns(5)
+        assert not closing.done()
+        for link, exc in late:
+            link.connection_lost(exc)
+        await closing
 
 
 async def test_an_address_that_nobody_can_connect_to():
