@@ -48,6 +48,7 @@ class Sink:
 def main() -> None:
     nbytes = int(sys.argv[1] if len(sys.argv) > 1 else 100) * 1_000_000
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=max(200_000_000, 5 * nbytes),

@@ -35,6 +35,7 @@ def cluster() -> Iterator[None]:
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["RAY_worker_niceness"] = "0"  # else they are the last to run on a busy machine
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=200 << 20,
