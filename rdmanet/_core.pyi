@@ -2357,6 +2357,15 @@ class StreamEngine(Watcher):
 class Totals:
     """What the connections and engines of one device have counted that have ended."""
 
+def trace_begin(room: int) -> None:
+    """Trace from now on, the last `room` events, a power of two. What was traced before is forgotten."""
+
+def trace_end() -> None:
+    """Trace no more, and give the memory back."""
+
+def trace_taken() -> tuple[bytes, int]:
+    """The events that are in the ring, as they lie there, the eldest first; and how many there were in all."""
+
 def stream_totals() -> dict[str, dict[str, dict[str, int]]]:
     """For each device that was used: what its connections have counted, by side, and its engines."""
 

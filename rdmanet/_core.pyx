@@ -105,6 +105,7 @@ include "_pyx/qpposting.pxi"     # posting to them
 include "_pyx/wrsession.pxi"     # posting with the extended calls, as a `with` block
 include "_pyx/collecting.pxi"    # which request a completion is of
 include "_pyx/busypoll.pxi"      # how long to poll a queue before sleeping
+include "_pyx/tracing.pxi"       # what has happened, for RDMANET_TRACE
 include "_pyx/watcher.pxi"       # watching completion queues: looking, spinning, arming, sleeping
 include "_pyx/operation.pxi"     # a request that is awaited
 include "_pyx/awaited.pxi"       # awaited verbs: queues of operations, and the watcher of their completions

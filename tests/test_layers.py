@@ -68,6 +68,7 @@ ROOMS = [
         {"verbs.device_events"},
         {"verbs.device_log"},
         {"stream.options"},
+        {"stream.tracing"},
         {"stream.transfers", "stream.blocks"},
         {"stream.tls", "stream.ssl_protocol", "stream.in_the_clear"},
     ],

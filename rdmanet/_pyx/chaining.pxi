@@ -88,6 +88,8 @@ cdef inline void set_blocked(Sender connection, bint blocked) noexcept:
     cdef bint lacks = blocked and connection.ledger.peer_granted == connection.ledger.sent
     if lacks != (connection.without_since != 0):
         note_credits(connection, lacks)
+        if tracing != NULL:
+            trace_of(connection, TRACE_WITHOUT, lacks, 0)
     if blocked != connection.blocked:
         connection.blocked = blocked
         connection.engine.blocked += 1 if blocked else -1

@@ -31,6 +31,8 @@ cdef int release_connection(Receiver connection) except -1:
     cdef _Engine engine = connection.engine
     if not connection.attached:
         return 0
+    if tracing != NULL:
+        trace_of(connection, TRACE_ENDED, 0, 0)
     post_no_more(connection)
     let_memory_go(connection)
     if connection.sink is not None:

@@ -121,6 +121,8 @@ cdef class Landings:
         landing.export, landing.mr, landing.namer = PyMemoryView_FromObject(exporter), mr, namer
         landing.want = self.wants.name(<uintptr_t>at, min(length, <size_t>WANT_BYTES_MAX), fixed)
         self.open.append(landing)
+        if tracing != NULL:
+            trace_of(connection, TRACE_WANTED, length, 0)
         credit_is_due(connection)
         return landing
 

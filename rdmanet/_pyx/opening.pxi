@@ -40,6 +40,8 @@ cdef int attach_connection(Receiver connection, _Engine engine, object context, 
 cdef int start_receiving(Receiver connection, QP qp) except -1:
     """Post the whole receive ring."""
     connection.engine.serve(connection, qp)
+    if tracing != NULL:
+        connection.traced_as = qp.ptr.qp_num
     if connection.shared is not None:
         connection.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(connection.wr_base >> INDEX_SHIFT))
     else:
@@ -66,6 +68,8 @@ cdef int open_connection(Receiver connection, object protocol, bint buffered, bi
     allow_writes(connection, True)
     choose_sink(connection, protocol, buffered)
     connection.opened = True
+    if tracing != NULL:
+        trace_of(connection, TRACE_OPENED, connection.qp.query()[0].dest_qp_num or 0, 0)
     if connection.failure is not None and connection not in connection.engine.failed:
         connection.engine.failed.append(connection)     # the owner was told before it could end what was not open yet
     if connection.inbox.count or connection.tell_drained:

@@ -70,6 +70,10 @@ cdef int receive_frame(Receiver connection, verbs.ibv_wc *wc) except -1:
                 if connection.early is None:
                     connection.early = []
                 connection.early.append((header.kind, body, header.granted))
+    if tracing != NULL:
+        trace_frame(
+            connection, TRACE_RECEIVED + header.kind, connection.frames_received, header.length,
+            connection.ledger.credits())
     # Also for frames without data: they may have brought credits, or answered control frames.
     if connection.opened:
         connection.engine.deliver_later(connection)

@@ -68,6 +68,7 @@ cdef class Sender(Member):
     cdef uint64_t waits_for_credits     # how often bytes had to wait for a credit,
     cdef uint64_t without_ns            # and for how long,
     cdef uint64_t without_since         # besides the time since then; 0: they do not wait
+    cdef uint32_t traced_as             # the number of its queue pair, which may be gone; 0: nobody traces
 
     def __cinit__(self):
         self.log = SendLog()
@@ -93,7 +94,21 @@ cdef inline int count_frame(Sender connection, uint32_t kind, uint32_t carries) 
             connection.peer_wants.finish()
     if connection.peer_slots is not None:
         connection.frame_bytes = min(connection.peer_slots.sent_one(), connection.slot_bytes)
+    if tracing != NULL:
+        trace_frame(connection, TRACE_SENT + kind, connection.frames_sent, carries, connection.ledger.credits())
     return 0
+
+
+cdef void trace_frame(Sender connection, uint32_t kind, uint64_t number, uint32_t carries, uint64_t credits) noexcept:
+    """A frame goes or comes: only data frames are numbered, of which the peer knows the same number."""
+    cdef uint32_t frame = kind & (TRACE_SENT - 1)
+    if frame != FRAME_DATA and frame != FRAME_PLACED:
+        number = 0
+    trace_of(connection, kind, number, credits << SECOND_SHIFT | carries)
+
+
+cdef void trace_of(Sender connection, uint32_t kind, uint64_t first, uint64_t second) noexcept:
+    trace(kind, connection.traced_as, first, second)
 
 
 cdef inline void request_begins(Sender connection, uint32_t kind, uint32_t length, object reference) noexcept:
@@ -113,6 +128,8 @@ cdef inline uint32_t request_ends(Sender connection, uint32_t *length, PyObject 
         connection.operations -= 1
     else:
         connection.controls_done += 1
+    if tracing != NULL:
+        trace_of(connection, TRACE_COMPLETED + kind, length[0], 0)
     return kind
 
 

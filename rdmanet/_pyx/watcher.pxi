@@ -218,6 +218,8 @@ cdef class Watcher:
         self.in_pass = True
         if self.window.asleep_ns:
             watch_wakes(&self.window)
+            if tracing != NULL:
+                trace(TRACE_ASLEEP, 0, False, <uintptr_t><void *>self)
         self.passes += 1
         self.tick += 1
         self.unheard = 0
@@ -276,6 +278,8 @@ cdef class Watcher:
         self.resting()
         self.sleeps += 1
         watch_sleeps(&self.window)
+        if tracing != NULL:
+            trace(TRACE_ASLEEP, 0, True, <uintptr_t><void *>self)
         return 0
 
     cdef int spin(self) except -1:

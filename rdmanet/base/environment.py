@@ -15,7 +15,14 @@ from collections.abc import Iterable
 
 logger = logging.getLogger("rdmanet")
 
-OURS = ("RDMANET_DEVICE", "RDMANET_PEERS", "RDMANET_PLACE_BYTES", "RDMANET_REQUIRE", "RDMANET_SOFT")
+OURS = (
+    "RDMANET_DEVICE",
+    "RDMANET_PEERS",
+    "RDMANET_PLACE_BYTES",
+    "RDMANET_REQUIRE",
+    "RDMANET_SOFT",
+    "RDMANET_TRACE",
+)
 """The variables that this package reads, and RDMANET_SOFT of the device."""
 
 DEVICE = "RDMANET_SOFT_"

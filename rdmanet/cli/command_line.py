@@ -9,7 +9,20 @@ from collections.abc import Sequence
 
 from rdmanet.cli.interrupts import hear_once
 
-COMMANDS = ("devices", "gids", "doctor", "ss", "run", "call", "demo", "perf", "proxy", "secret", "soft-run")
+COMMANDS = (
+    "devices",
+    "gids",
+    "doctor",
+    "ss",
+    "run",
+    "call",
+    "demo",
+    "perf",
+    "proxy",
+    "secret",
+    "soft-run",
+    "trace",
+)
 """Each is a module, or a package, beside this one."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in a shell."""

@@ -40,6 +40,7 @@ _EFFECTS = {
     "RDMANET_SOFT_SILENCE": "how long a stranger may say nothing, in ms",
     "RDMANET_SOFT_TIMEWAIT": "when TIMEWAIT_EXIT is reported, in ms; 0 is never",
     "RDMANET_SOFT_TRANSPORT": "how peers of this host are reached",
+    "RDMANET_TRACE": "the file in which a process leaves what its connections have done",
 }
 
 _SECRET = "RDMANET_SOFT_SECRET"

@@ -50,6 +50,7 @@ from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.environment import place_bytes
 from rdmanet.base.pause import pause
 from rdmanet.errors import DeviceLostError, event_error
+from rdmanet.stream import tracing
 from rdmanet.stream.readiness import new_bell
 from rdmanet.verbs.device_events import EventFeed
 from rdmanet.verbs.device_log import DeviceLog
@@ -145,13 +146,12 @@ class LoopContext:
     :ivar servers: those that listen
     """
 
-    # Events of the connection manager in one turn of the loop. The descriptor stays readable if there are more.
-    _CM_EVENTS = 64
+    _CM_EVENTS = 64  # in one turn of the loop; the descriptor stays readable if there are more
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: Library) -> None:
-        self.loop = loop
-        self.library = library
+        self.loop, self.library = loop, library
         self.closed = True  # until there is something to close
+        tracing.begin()
         self.pid = process_id()
         self.engines: dict[Context, StreamEngine] = {}
         self._completions: dict[int, Callable[[], object]] = {}  # the engines' descriptors

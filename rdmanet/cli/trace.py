@@ -1,0 +1,112 @@
+"""join traces of RDMANET_TRACE, print them, or choose from them
+
+usage: rdmanet trace FILE...                      print the events of all files, in the order of their times
+       rdmanet trace FILE... --output ALL.json    write them to one file, for https://ui.perfetto.dev
+       rdmanet trace FILE... --connection 0x1f    those of one connection, of both its ends; --name sent,credits: of
+                                                  these names; --pid PID
+
+The files are of the program `RDMANET_TRACE=FILE program`: one for each process, FILE.PID. A file may be a stranger's:
+what is printed of it has no control characters.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rdmanet.cli.asking import printable
+from rdmanet.cli.text import file_path
+
+_NAME_MOST = 80
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", type=file_path, metavar="FILE", help="what RDMANET_TRACE has written"
+    )
+    parser.add_argument("--pid", type=int, help="this process only")
+    parser.add_argument(
+        "--connection",
+        type=lambda text: int(text, 0),
+        metavar="QP",
+        help="this queue pair, and that of its peer, only",
+    )
+    parser.add_argument(
+        "--name", dest="words", metavar="WORD[,WORD]", help="events only whose names have one of these words"
+    )
+    parser.add_argument("--output", type=file_path, metavar="FILE", help="write one trace, and print nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        events = [event for path in args.files for event in _read(path)]
+    except ValueError as exc:
+        print(f"trace: {exc}", file=sys.stderr)
+        return 1
+    names = [event for event in events if event["ph"] == "M"]
+    chosen = sorted(_chosen(args, events, names), key=lambda event: event["ts"])
+    if args.output is not None:
+        with args.output.open("w", encoding="ascii") as file:
+            json.dump({"displayTimeUnit": "ns", "traceEvents": names + chosen}, file, separators=(",", ":"))
+        return 0
+    for line in _lines(chosen):
+        print(line)
+    return 0
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """:raises ValueError: it is no trace"""
+    try:
+        found = json.loads(path.read_bytes())["traceEvents"]
+        if not all(map(_is_event, found)):
+            raise ValueError("an event makes no sense")
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise ValueError(f"{path} is no trace: {printable(str(exc), _NAME_MOST)}") from None
+    return list(found)
+
+
+def _is_event(event: Any) -> bool:
+    numbers = ("pid", "tid") if event["ph"] == "M" else ("pid", "tid", "ts")
+    return (
+        all(isinstance(event[name], (int, float)) for name in numbers)
+        and isinstance(event["name"], str)
+        and isinstance(event.get("args", {}), dict)
+        and isinstance(event.get("dur", 0), (int, float))
+    )
+
+
+def _chosen(
+    args: argparse.Namespace, events: Iterable[dict[str, Any]], names: Iterable[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    tracks = {args.connection}
+    for each in names:  # "connection 0x1f, peer's 0x2e"
+        if args.connection == each["tid"] or str(each["args"].get("name", "")).endswith(
+            f"{args.connection or 0:#x}"
+        ):
+            tracks.add(each["tid"])
+    words = args.words.split(",") if args.words else [""]
+    for event in events:
+        is_chosen = (
+            event["ph"] != "M"
+            and args.pid in (None, event["pid"])
+            and (args.connection is None or event["tid"] in tracks)
+            and any(word in event["name"] for word in words)
+        )
+        if is_chosen:
+            yield event
+
+
+def _lines(events: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """One for each, but for the ends of arrows; times are from the first one on."""
+    began = None
+    for event in events:
+        if event["ph"] in ("s", "f"):
+            continue
+        began = event["ts"] if began is None else began
+        known = [f"{name} {value}" for name, value in event.get("args", {}).items()]
+        if event.get("dur", 0) > 1:
+            known.append(f"for {event['dur']:.1f} µs")
+        said = printable(f"{event['name']}  {', '.join(known)}".rstrip(), 2 * _NAME_MOST)
+        yield f"{event['ts'] - began:14.1f} µs  {event['pid']:>8}  {event['tid']:#12x}  {said}"
