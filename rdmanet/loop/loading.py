@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 
-from rdmanet.loop.tcp_alone import OUT_OF_REACH
+from rdmanet.loop.tcp_alone import OUT_OF_REACH, may_work_again
 
 logger = logging.getLogger("rdmanet")
 
@@ -18,13 +18,15 @@ _is_told = False
 def load() -> None:
     """Import all that connections and servers by RDMA take, however they end.
 
-    :raises OSError: the program cannot read these modules any more (ELIBACC)
+    :raises OSError: the program cannot read these modules any more (ELIBACC), or has no descriptor or memory left now
     """
     global _is_told
     try:
         import rdmanet.streams.files
         import rdmanet.transport  # noqa: F401
     except (ImportError, OSError) as exc:
+        if may_work_again(exc):
+            raise
         text = OUT_OF_REACH.format(exc)
         if not _is_told:
             _is_told = True

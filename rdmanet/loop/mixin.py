@@ -21,7 +21,7 @@ import socket
 import sys
 import types
 
-from rdmanet.loop.tcp_alone import OUT_OF_REACH, TcpAlone
+from rdmanet.loop.tcp_alone import OUT_OF_REACH, TcpAlone, may_work_again
 
 TYPE_CHECKING = False  # see rdmanet/__init__.py
 if TYPE_CHECKING:
@@ -47,13 +47,18 @@ class RdmaLoop:
 
     @property
     def _rdmanet(self) -> Switch | TcpAlone:
-        """What this loop has for connections and servers; made when it is first needed."""
+        """What this loop has for connections and servers; made when it is first needed.
+
+        :raises OSError: no descriptor or memory is left for that
+        """
         if self._rdmanet_switch is None:
             settings = self._rdmanet_settings
             # Not by way of __dict__, which would make each attribute of asyncio's loop slower.
             try:
                 from rdmanet.loop.switch import Switch
             except (ImportError, OSError) as exc:
+                if may_work_again(exc):
+                    raise
                 self._rdmanet_switch = TcpAlone(super(), settings, exc)
             else:
                 self._rdmanet_switch = Switch(self, super(), settings)

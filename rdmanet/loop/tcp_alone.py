@@ -26,6 +26,12 @@ OUT_OF_REACH = (
     "rdmanet's modules cannot be imported any more ({}): make a server or a connection before the program gives up the "
     "right to read them"
 )
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def may_work_again(error: Exception) -> bool:
+    """Whether only a descriptor or memory was missing for an import: kernel.lacks_resources() asks that elsewhere."""
+    return isinstance(error, OSError) and error.errno in _NOTHING_LEFT
 
 
 class TcpAlone:

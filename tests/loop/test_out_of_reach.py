@@ -15,7 +15,7 @@ from loop_harness import peer
 ROOT = Path(__file__).parents[2]
 
 COMMON = """
-import asyncio, logging, socket, sys
+import asyncio, logging, resource, socket, sys
 import {base}
 import rdmanet
 
@@ -90,6 +90,30 @@ async def main():
             await attempt
         except ConnectionRefusedError as exc:
             print(exc.strerror)
+""",
+    "scarce": """
+async def without_descriptors(attempt):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        await attempt
+    except OSError as exc:
+        print(exc.strerror)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+async def load():
+    loading.load()
+
+async def main():
+    global loading
+    await without_descriptors(itself())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.close()
+    from rdmanet.loop import loading
+    await without_descriptors(load())
+    await itself()
 """,
     "others": """
 async def main():
@@ -167,3 +191,8 @@ def test_where_tcp_is_excluded_that_is_an_error(base: str) -> None:
 def test_what_is_not_tcp_is_not_excluded_with_it(base: str) -> None:
     """asyncio itself connects the sockets of UDP by the loop's sock_connect()."""
     assert said_by("others", base, fallback=False)[1:] == ["by UDP", "True"]
+
+
+@pytest.mark.parametrize("base", ["asyncio", "uvloop"])
+def test_for_want_of_descriptors_a_call_fails_and_the_next_does_not(base: str) -> None:
+    assert said_by("scarce", base) == ["Too many open files", "Too many open files", "hello"]
