@@ -20,6 +20,7 @@ from rdmanet.cli.asking import printable
 from rdmanet.cli.text import file_path
 
 _NAME_MOST = 80
+_NUMBER_MOST = 1 << 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,11 +71,17 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _is_event(event: Any) -> bool:
     numbers = ("pid", "tid") if event["ph"] == "M" else ("pid", "tid", "ts")
     return (
-        all(isinstance(event[name], (int, float)) for name in numbers)
+        all(_is_number(event[name]) for name in numbers)
+        and isinstance(event["tid"], int)
         and isinstance(event["name"], str)
         and isinstance(event.get("args", {}), dict)
-        and isinstance(event.get("dur", 0), (int, float))
+        and _is_number(event.get("dur", 0))
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it can be shown: JSON has integers without end, and Python's has NaN."""
+    return isinstance(value, (int, float)) and abs(value) < _NUMBER_MOST
 
 
 def _chosen(
@@ -82,7 +89,7 @@ def _chosen(
 ) -> Iterator[dict[str, Any]]:
     tracks = {args.connection}
     for each in names:  # "connection 0x1f, peer's 0x2e"
-        if args.connection == each["tid"] or str(each["args"].get("name", "")).endswith(
+        if args.connection == each["tid"] or str(each.get("args", {}).get("name", "")).endswith(
             f"{args.connection or 0:#x}"
         ):
             tracks.add(each["tid"])

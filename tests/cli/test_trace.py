@@ -44,6 +44,9 @@ def test_events_are_chosen(file, capsys, chosen, said):
         "{}",
         '{"traceEvents":[{}]}',
         '{"traceEvents":[{"ph":"X","name":"x","pid":1,"tid":"a","ts":0}]}',
+        '{"traceEvents":[{"ph":"X","name":"x","pid":1,"tid":1.5,"ts":0}]}',
+        '{"traceEvents":[{"ph":"X","name":"x","pid":1,"tid":1,"ts":NaN}]}',
+        f'{{"traceEvents":[{{"ph":"X","name":"x","pid":1,"tid":1,"ts":1{"0" * 400}}}]}}',
     ],
 )
 def test_a_file_that_is_no_trace(tmp_path, capsys, text):
@@ -51,6 +54,13 @@ def test_a_file_that_is_no_trace(tmp_path, capsys, text):
     path.write_text(text)
     assert main(["trace", str(path)]) == 1
     assert f"trace: {path} is no trace: " in capsys.readouterr().err
+
+
+def test_a_track_without_a_name(tmp_path, capsys):
+    path = tmp_path / "trace"
+    path.write_text(json.dumps({"traceEvents": [{"ph": "M", "name": "?", "pid": 1, "tid": 8}, *EVENTS[1:]]}))
+    assert main(["trace", str(path), "--connection", "7"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_no_escape_is_printed(tmp_path, capsys):
