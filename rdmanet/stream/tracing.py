@@ -2,8 +2,8 @@
 
 Events are entered in a ring in memory (_pyx/tracing.pxi), of which the last `EVENTS` are kept. Nothing is written while
 the program runs: the ring becomes a file when the process ends, also by an exception, and whenever it gets SIGUSR2,
-unless the program has a handler of its own for that. That is done at once, in the main thread, and takes the time that
-a few hundred thousand lines of JSON take.
+unless the program has a handler of its own for that, or no loop with connections in its main thread. That is done at
+once, in that thread, and takes the time that a few hundred thousand lines of JSON take.
 
 The file has the form that Chrome's tracing has defined: a list of events with a phase, a name and a time in
 microseconds. Each connection is a track of its process, and so is each engine. A frame is a slice of no length at its
@@ -54,19 +54,23 @@ _MOMENT_US = 0.1  # so that a frame is a slice, to which an arrow can be tied
 _TRACK = 1 << 40  # of an engine: no queue pair has this number
 
 _traces_as = 0  # the process that does
+_named_by = ""  # what the variable said then: a program may change its environment
 
 
 def begin() -> None:
-    """Trace, if the variable says so; later calls do nothing. Call it in the thread of an event loop."""
-    global _traces_as
-    if not os.environ.get(VARIABLE) or _traces_as == process_id():
+    """Trace, if the variable says so; call it for each event loop, in its thread."""
+    global _named_by, _traces_as
+    _named_by = _named_by or os.environ.get(VARIABLE, "")
+    if not _named_by:
+        return
+    if threading.current_thread() is threading.main_thread() and (  # only there a handler can be set
+        signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGUSR2, lambda number, frame: _write_or_tell())
+    if _traces_as == process_id():
         return
     if not _traces_as:
         atexit.register(_write_or_tell)
-        if threading.current_thread() is threading.main_thread() and (
-            signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
-        ):
-            signal.signal(signal.SIGUSR2, lambda number, frame: _write_or_tell())
     _traces_as = process_id()
     trace_begin(EVENTS)
 
@@ -81,8 +85,8 @@ def _write_or_tell() -> None:
 
 
 def _path() -> str:
-    name = os.environ[VARIABLE]
-    return name.replace(NUMBER, str(os.getpid())) if NUMBER in name else f"{name}.{os.getpid()}"
+    pid = str(os.getpid())
+    return _named_by.replace(NUMBER, pid) if NUMBER in _named_by else f"{_named_by}.{pid}"
 
 
 def write(path: str) -> None:

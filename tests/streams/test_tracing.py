@@ -151,21 +151,36 @@ def test_two_processes_are_joined(tmp_path, capsys):
     assert {int(line.split()[2]) for line in capsys.readouterr().out.splitlines()} == {client, server}
 
 
-def test_a_signal_writes_what_there_is(tmp_path):
+A_THREAD_BEFORE = f"""
+import threading
+first = threading.Thread(target=exec, args=({SERVER.replace("await asyncio.", "None and ")!r}, {{}}))
+first.start()
+first.join()
+"""
+CLEARED = "import os; os.environ.clear()\n    print(server."
+
+
+@pytest.mark.parametrize(
+    "program",
+    [SERVER, A_THREAD_BEFORE + SERVER, SERVER.replace("print(server.", CLEARED)],
+    ids=["as it is", "a thread's loop was the first", "its environment has gone"],
+)
+def test_a_signal_writes_what_there_is(tmp_path, program):
     path = tmp_path / "of-%p.json"
-    with Process(sys.executable, "-c", SERVER, env=environment(path)) as server:
-        server.line()
+    with Process(sys.executable, "-c", program, env=environment(path)) as server:
+        for _ in range(program.count("print(server")):
+            server.line()
         server.send_signal(signal.SIGUSR2)
         written = tmp_path / f"of-{server.pid}.json"
         while not written.exists():
-            pass
+            assert server.process.poll() is None, "the signal has ended it"
         assert json.loads(written.read_text())["otherData"]["lost"] == 0
         server.tell()
         server.wait()
 
 
 def test_where_it_cannot_be_written(tmp_path, caplog, monkeypatch):
-    monkeypatch.setenv("RDMANET_TRACE", str(tmp_path / "no" / "trace"))
+    monkeypatch.setattr(tracing, "_named_by", str(tmp_path / "no" / "trace"))
     monkeypatch.setattr(tracing, "_traces_as", _core.process_id())
     tracing._write_or_tell()
     assert "RDMANET_TRACE: the trace cannot be written: " in caplog.text
