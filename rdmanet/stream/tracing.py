@@ -94,16 +94,20 @@ def write(path: str) -> None:
 
     :raises OSError: it cannot be written
     """
-    import json
+    from json import JSONEncoder
 
     taken, count = trace_taken()
-    of_all = {"clock": "CLOCK_MONOTONIC", "lost": count - len(taken) // _EVENT.size}
-    trace = {"displayTimeUnit": "ns", "otherData": of_all, "traceEvents": list(events(taken, os.getpid()))}
+    as_json = JSONEncoder(separators=(",", ":")).encode
+    of_all = as_json({"clock": "CLOCK_MONOTONIC", "lost": count - len(taken) // _EVENT.size})
     beside = f"{path}.{os.urandom(8).hex()}"
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "w", encoding="ascii") as file:
-            json.dump(trace, file, separators=(",", ":"))
+            file.write(f'{{"displayTimeUnit":"ns","otherData":{of_all},"traceEvents":[')
+            # One at a time: all of them would take 100 MiB.
+            for number, event in enumerate(events(taken, os.getpid())):
+                file.write(f"{',' if number else ''}\n{as_json(event)}")
+            file.write("]}\n")
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -140,6 +144,8 @@ def events(taken: bytes, pid: int) -> Iterator[dict[str, Any]]:
             yield _named("thread_name", pid, qp, f"connection {qp:#x}, peer's {first:#x}")
             yield _instant("opened", pid, qp, at)
         elif kind == _ENDED:
+            if (began := since.pop((qp, _WITHOUT), None)) is not None:
+                yield _slice("no credits", pid, qp, began, at - began)
             yield _instant("ended", pid, qp, at)
         elif kind == _WANTED:
             yield _instant("wanted", pid, qp, at, bytes=first)

@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,25 @@ async def test_the_time_without_credits(net: Net, traced):
     await server.until_received(8 << 20)
     [waited, *_] = [event for event in taken() if event["name"] == "no credits"]
     assert waited["tid"] == client.transport.get_extra_info("rdma_qp") and waited["dur"] > 0
+
+
+def test_nobody_lacks_credits_after_the_end():
+    ring = [(1000, 3, 7, 1, 0), (3000, 2, 7, 0, 0), (9000, 1, 8, 9, 0)]
+    shown = tracing.events(b"".join(EVENT.pack(*event) for event in ring), os.getpid())
+    assert [event["dur"] for event in shown if event["name"] == "no credits"] == [2.0]
+
+
+def test_writing_takes_little_memory(tmp_path, monkeypatch):
+    ring = EVENT.pack(1000, 16 + 1, 7, 1, 64) * (1 << 13)
+    monkeypatch.setattr(tracing, "trace_taken", lambda: (ring, 1 << 13))
+    tracing.write(str(tmp_path / "first"))
+    tracemalloc.start()
+    try:
+        tracing.write(str(tmp_path / "trace"))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(json.loads((tmp_path / "trace").read_text())["traceEvents"]) == 1 + (1 << 13)
 
 
 async def test_the_ring_keeps_the_last_events(net: Net, traced):
