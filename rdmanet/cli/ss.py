@@ -133,8 +133,9 @@ class Picture:
         if info.fabric != "rdma" or peer is process or peer.user != process.user:
             return info.notes()
         pids = process.pid, peer.pid
-        far = self._far[pids] = self._far.get(pids) or why_far(*pids)
-        return info.notes() + ([far] if far else [])
+        if pids not in self._far:
+            self._far[pids] = why_far(*pids)
+        return info.notes() + ([self._far[pids]] if self._far[pids] else [])
 
     def rates(self, process: Process, answer: Answer, info: ConnectionInfo) -> tuple[float, float] | None:
         """Bytes a second, sent and received; None the first time."""

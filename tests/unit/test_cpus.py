@@ -89,6 +89,17 @@ def test_ss_names_far_cpus(machine, monkeypatch):
     assert "far CPUs" not in ss._as_text(*picture_of(monkeypatch, 1, 3))
 
 
+def test_two_processes_are_looked_at_once(machine, monkeypatch):
+    """However many connections they have, and also if they are near each other."""
+    asked = []
+    monkeypatch.setattr(ss, "why_far", lambda *pids: asked.append(pids) or "")
+    picture, processes = picture_of(monkeypatch, 1, 3)
+    for answer in processes[0].answers:
+        answer.connections *= 3
+    ss._as_text(picture, processes)
+    assert sorted(asked) == [(1, 3), (3, 1)]
+
+
 def test_another_users_process_is_no_peer(machine, monkeypatch):
     """It may say of any connection that it is the other end."""
     assert "far CPUs" not in ss._as_text(*picture_of(monkeypatch, 1, 2, users=(0, 7)))
