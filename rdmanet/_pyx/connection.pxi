@@ -307,8 +307,17 @@ cdef class Connection(Receiver):
             self.landings.end_keys(self)
 
     def part_from_shared(self):
-        """The queue pair is about to be destroyed: a shared ring takes back first what it has in its hands."""
-        part_from_shared_ring(self)
+        """The queue pair is about to be destroyed: a shared ring takes back first what it has in its hands.
+
+        What was received may be delivered after that, so the connection is there for long: nobody posts to the queue
+        pair any more, or asks the device about it.
+        """
+        try:
+            part_from_shared_ring(self)
+        finally:
+            post_no_more(self)
+            if self.engine is not None:
+                self.engine.serve_no_more(self)
 
     def lose_operations(self):
         """After the queue pair is destroyed: one-sided operations that it had begun will not complete."""

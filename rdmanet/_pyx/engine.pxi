@@ -141,6 +141,11 @@ cdef class _Engine(Watcher):
         connection.queue = qp.send_cq
         return 0
 
+    cdef int serve_no_more(self, Member connection) except -1:
+        """Its queue pair is about to be destroyed. The connection may keep its place for long."""
+        connection.qp_c = NULL
+        return 0
+
     cdef int learn_of_peer(self, Member connection, bint solicits) except -1:
         """Its peer says whether it marks its SENDs as solicited."""
         if not solicits:
@@ -155,7 +160,7 @@ cdef class _Engine(Watcher):
         """Its queue pair is destroyed: it has no place here any more."""
         cdef Py_ssize_t index = connection.wr_base >> INDEX_SHIFT
         connection.attached = False
-        connection.qp_c = NULL
+        self.serve_no_more(connection)
         connection.queue = None
         self.unsolicited -= not connection.solicits
         self.table[index] = None

@@ -99,3 +99,11 @@ async def test_what_a_connection_takes_until_it_is_used(net: Net):
     assert (len(gc.get_objects()) - before) / count < 122  # of both sides; one does not see which
     for transport, _ in kept:
         transport.abort()
+
+
+async def test_nobody_asks_the_device_about_a_queue_pair_that_is_gone(net: Net):
+    """What was received waits for its program, however long that does not read. The queue pair is gone at once."""
+    peer = net.spawn("unread.py")
+    assert await peer.expect("explained") == ["True"]
+    assert await peer.expect("read") == ["all"]
+    assert await peer.expect("lost") == ["None"]
