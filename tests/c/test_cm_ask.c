@@ -350,6 +350,7 @@ static void it_takes_too_long(void)
 	make_qp(asked);
 	CHECK(!rdma_accept(asked, &param)); /* the asker does not read that */
 	want_status(channel, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+	EVENTUALLY(side_of(asks) == RN_CM_LINK_ASKS); /* it has none: who reads the answer before that goes on */
 	want_status(events, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
 	rn_settings.cm_timeout_ms = before;
 	destroy(asks);
