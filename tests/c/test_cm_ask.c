@@ -4,6 +4,7 @@
  * would do for it is done all the same, nobody can ask in another's name, and where a link does not do a socket does.
  */
 #include "cm_harness.h"
+#include "namespace.h"
 #include "cm/wire.h"
 #include "peer/peer.h"
 
@@ -787,8 +788,50 @@ static void requests_that_are_not_heard(void)
 	join(&honest);
 }
 
+/* Where the kernel may begin a connection from any port, no number is left for a client that has none. */
+static void without_numbers(void)
+{
+	struct other other;
+	struct rdma_cm_id *ids[2];
+
+	if (!new_network())
+		return;
+	ip("link set lo up");
+	write_to("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535");
+	channel = new_channel();
+	listener = new_listener(channel, FEW, &port);
+	other = spawn(client);
+	ids[0] = first(&other);
+	ids[1] = let_in(&other, 's');
+	for (int i = 1; i >= 0; i--) {
+		tell(&other, 'd');
+		end(ids[i]);
+	}
+	join(&other);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+}
+
+static void no_number_is_left(void)
+{
+	int status;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		without_numbers();
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && !status);
+}
+
 int main(void)
 {
+	RUN(no_number_is_left);
 	channel = new_channel();
 	listener = new_listener(channel, FEW, &port);
 	RUN(the_second_has_no_socket);

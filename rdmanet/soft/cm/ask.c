@@ -21,7 +21,8 @@
  *
  * Addresses.  The asker has no port of TCP's.  Programs tell their clients apart by port, so the side that is asked gives
  * each a number that no other such client of its own has, and REP tells the asker.  They are numbers from which the
- * kernel lets no connection begin unless a program wants that very one.
+ * kernel lets no connection begin unless a program wants that very one: those below net.ipv4.ip_local_port_range.  Where
+ * that leaves none, as "1024 65535" does, every connection goes by TCP.
  */
 #define _GNU_SOURCE
 #include "base/gid.h"
@@ -30,18 +31,22 @@
 #include "cm/wire.h"
 #include "peer/peer.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 enum {
 	FIRST_PORT = 1024, /* those below are root's */
-	PORTS = 32768 - FIRST_PORT,
+	PORTS = 32768 - FIRST_PORT, /* at most */
 	WAITING_MAX = 1024, /* that were asked for and are not established: more go by TCP, which takes descriptors */
 };
 
 /* All under rn_cm_lock. */
 static struct rn_list listeners = {&listeners, &listeners};
 static uint64_t taken[PORTS / 64];
+static unsigned ports; /* that may be used: since a listener last began */
 static unsigned next_port, waiting;
 
 /* --- the asker ----------------------------------------------------------------------------------- */
@@ -147,11 +152,27 @@ bool rn_cm_ask_may_go_on(const struct rn_cm_wire *wire)
 
 /* --- who is asked -------------------------------------------------------------------------------- */
 
+/* How many numbers lie below the kernel's own; none, if it does not tell. */
+static unsigned count_ports(void)
+{
+	int fd = rn_fd_own(open("/proc/sys/net/ipv4/ip_local_port_range", O_RDONLY | O_CLOEXEC));
+	unsigned long first = 0;
+	char text[32] = "";
+
+	if (fd >= 0 && read(fd, text, sizeof text - 1) > 0)
+		first = strtoul(text, NULL, 10);
+	rn_fd_close(fd);
+	if (first <= FIRST_PORT)
+		return 0;
+	return first - FIRST_PORT < PORTS ? (unsigned)(first - FIRST_PORT) : PORTS;
+}
+
 void rn_cm_ask_listen(struct rn_cm_id *id)
 {
 	socklen_t length = sizeof id->cookie;
 
 	rn_list_init(&id->listening);
+	ports = count_ports();
 	if (!id->by_name && !getsockopt(id->bound_fd, SOL_SOCKET, SO_COOKIE, &id->cookie, &length))
 		rn_list_add(&listeners, &id->listening);
 }
@@ -175,8 +196,8 @@ static struct rn_cm_id *find_listener(uint64_t cookie)
 /* 0: none is left. */
 static uint16_t take_port(void)
 {
-	for (unsigned i = 0; i < PORTS; i++) {
-		unsigned at = next_port++ % PORTS;
+	for (unsigned i = 0; i < ports; i++) {
+		unsigned at = next_port++ % ports;
 
 		if (!(taken[at / 64] & 1ull << at % 64)) {
 			taken[at / 64] |= 1ull << at % 64;
@@ -215,6 +236,8 @@ static bool take_ends(struct rn_cm_wire *wire, const struct rn_cm_id *listener, 
 		return false;
 	rn_gid_address(&request->near, 0, be16toh(rn_cm_port(at)), &wire->near);
 	wire->asker_number = take_port();
+	if (!wire->asker_number)
+		return false;
 	rn_gid_address(&request->far, 0, wire->asker_number, &wire->far);
 	return true;
 }
