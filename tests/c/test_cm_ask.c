@@ -829,6 +829,23 @@ static void no_number_is_left(void)
 	CHECK(waitpid(pid, &status, 0) == pid && !status);
 }
 
+/* Last: it makes all forgotten that is known of listeners. */
+static void a_listener_that_is_not_known(void)
+{
+	enum { MANY = 64 };
+	struct sockaddr_in at = address(0);
+	uint64_t cookie = 0;
+
+	for (uint16_t i = 1; i <= MANY; i++) {
+		at = address(i);
+		rn_cm_known_is_of((struct sockaddr *)&at, i, i);
+	}
+	CHECK(rn_cm_known_peer((struct sockaddr *)&at, &cookie) == MANY && cookie == MANY);
+	at = address(MANY + 1);
+	cookie = 0;
+	CHECK(!rn_cm_known_peer((struct sockaddr *)&at, &cookie) && !cookie);
+}
+
 int main(void)
 {
 	RUN(no_number_is_left);
@@ -848,6 +865,7 @@ int main(void)
 	RUN(a_server_is_stopped);
 	RUN(more_than_may_wait);
 	RUN(requests_that_are_not_heard);
+	RUN(a_listener_that_is_not_known);
 	CHECK(!rdma_destroy_id(listener));
 	close_shared();
 	rdma_destroy_event_channel(channel);

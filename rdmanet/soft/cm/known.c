@@ -83,9 +83,10 @@ uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie)
 
 	rn_gid_of(dst, &gid);
 	for (unsigned i = 0; i < KNOWN; i++) {
+		if (!known[i].peer || !is_at(&known[i], &gid, rn_cm_port(dst)))
+			continue;
 		*cookie = known[i].cookie;
-		if (known[i].peer && is_at(&known[i], &gid, rn_cm_port(dst)))
-			return known[i].peer;
+		return known[i].peer;
 	}
 	return 0;
 }
