@@ -1,5 +1,6 @@
 """`rdmanet perf`: what it prints, what it refuses, and that it ends. No test says how fast anything is."""
 
+import asyncio
 import contextlib
 import csv
 import io
@@ -17,7 +18,10 @@ import pytest
 
 import rdmanet
 from rdmanet.cli.command_line import main
+from rdmanet.cli.perf import server as perf_server
+from rdmanet.cli.perf.control import Control, Hello, PerfError
 from rdmanet.cli.perf.kinds import KINDS
+from rdmanet.cli.perf.pairs import Place
 from tests.support.processes import Process
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -170,6 +174,34 @@ def test_a_stranger_does_not_disturb_the_server(server):
 
 
 def test_what_the_server_cannot_do_it_says(server):
+@pytest.mark.parametrize("address", [(1 << 64) - 1, 1 << 100])
+def test_an_address_that_no_memory_has(server, address):
+    """The server adds an offset to it."""
+    hello = {"type": "Hello", "version": rdmanet.__version__, "pid": 1}
+    run = {"type": "Run", "kind": "write_lat", "size": 64, "settings": {}}
+    with socket.create_connection(("127.0.0.1", int(server.port))) as client:
+        lines = client.makefile("rwb")
+        lines.write(json.dumps(hello).encode() + b"\n" + json.dumps(run).encode() + b"\n")
+        lines.flush()
+        lines.readline()
+        verbs = json.loads(lines.readline())
+        verbs["pairs"][0]["address"] = address
+        lines.write(json.dumps(verbs).encode() + b"\n")
+        lines.flush()
+        assert json.loads(lines.readline())["type"] == "Failed"
+    [result] = results("127.0.0.1", "-p", server.port, "write_lat", *SHORT)
+    assert result["messages"] == 200
+
+
+def test_a_client_that_says_no_more(monkeypatch):
+    monkeypatch.setattr(perf_server, "NEXT_S", 0.01)
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(Control(ours)) as control, contextlib.closing(Control(theirs)) as client:
+        client.send(Hello(rdmanet.__version__, 1))
+        with pytest.raises(PerfError, match="has said nothing"):
+            perf_server.session(control, Place(), None, asyncio.new_event_loop)
+
+
     hello = {"type": "Hello", "version": rdmanet.__version__, "pid": 1}
     for change, why in (
         ({"kind": "nonsense"}, "there is no test 'nonsense'"),

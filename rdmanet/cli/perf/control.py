@@ -31,6 +31,14 @@ MOST_BYTES = 1 << 30
 """The longest message."""
 MOST_MEMORY = 1 << 32
 """What all queue pairs together may have."""
+MOST_COUNT = 1 << 40
+MOST_DEPTH = 16384
+MOST_QUEUE_PAIRS = 1024
+MOST_INLINE = 4096
+MOST_OUTSTANDING = 255
+MOST_CALLS = 4096
+MOST_ADDRESS = (1 << 62) - 1
+"""Above all addresses of programs: an offset can be added to it."""
 LINE_BYTES = 1 << 20
 ANSWER_S = 30.0
 
@@ -96,7 +104,7 @@ class QueuePair(msgspec.Struct):
     """One queue pair: its QPInfo as text, and its memory."""
 
     info: Text
-    address: Annotated[int, msgspec.Meta(ge=0)]
+    address: Annotated[int, msgspec.Meta(ge=0, le=MOST_ADDRESS)]
     rkey: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 

@@ -21,11 +21,16 @@ import rdmanet
 from rdmanet.cli import interrupts
 from rdmanet.cli.fabrics import loop_factory
 from rdmanet.cli.perf.conditions import pinned_to
-from rdmanet.cli.perf.control import Control, Failed, Hello, PerfError, Run, check_run, host_of
+from rdmanet.cli.perf.control import ANSWER_S, Control, Failed, Hello, PerfError, Run, check_run, host_of
 from rdmanet.cli.perf.kinds import KINDS
 from rdmanet.cli.perf.pairs import Place
 
 BACKLOG = 16
+NEXT_S = 30.0
+"""How long a client may be silent between two runs."""
+KEEPALIVE_S = 10
+"""How often a silent client's host is asked whether it is there: a host that died says nothing."""
+KEEPALIVES = 3
 PROBE_BYTES = 4096
 PROBE_PART = 128
 PROBE_ROUNDS = 1000
@@ -45,7 +50,7 @@ def session(control: Control, place: Place, cpu: int | None, factory: Callable[[
         raise PerfError(why)
     while True:
         try:
-            run = control.receive(Run, None)
+            run = control.receive(Run, NEXT_S)
         except EOFError:
             return
         try:
@@ -55,7 +60,7 @@ def session(control: Control, place: Place, cpu: int | None, factory: Callable[[
             return
         except ConnectionError:
             raise
-        except (PerfError, OSError, ValueError, MemoryError) as exc:
+        except Exception as exc:  # of any kind: what one client makes fail must not keep out the next
             control.send(Failed(f"the server: {exc or type(exc).__name__}"[:1000]))
 
 
@@ -85,13 +90,23 @@ def listen(port: int, place: Place, cpu: int | None, factory: Callable[[], Any])
         while True:
             sock, peer = listener.accept()
             with contextlib.closing(Control(sock)) as control:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 name = host_of(peer)
                 print(f"client {name}", flush=True)
                 try:
+                    _guard(sock)
                     session(control, place, cpu, factory)
-                except (PerfError, EOFError, ConnectionError) as exc:
+                except (PerfError, EOFError, OSError) as exc:
                     print(f"client {name}: {exc or type(exc).__name__}", file=sys.stderr, flush=True)
+
+
+def _guard(sock: socket.socket) -> None:
+    """A client that reads nothing, or whose host has died, ends its session: the next one waits for that."""
+    sock.settimeout(ANSWER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES)
 
 
 def _listener(port: int) -> socket.socket:
