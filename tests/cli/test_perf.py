@@ -80,6 +80,7 @@ def test_verbs():
         ["read_bw", "-q", 2, "-o", 4, "-Q", 7],
         ["send_bw", "-e"],
         ["send_lat", "-e"],
+        ["send_lat", "write_lat", "-t", 1],
         ["write_lat", "-c", "UC"],
         ["send_bw", "-c", "UC"],
         ["send_lat", "-c", "UD"],

@@ -25,6 +25,8 @@ GRH_BYTES = 40
 QKEY = 0x11111111
 """perftest's."""
 PAGE = 4096
+LATENCY_DEPTH = 16
+"""Room for sends of a latency test: of so many, traffic.pxi may not have polled the completions yet."""
 _TYPES = {"RC": v.QPType.RC, "UC": v.QPType.UC, "UD": v.QPType.UD}
 
 
@@ -50,14 +52,15 @@ class Side:
         self.span = -(-(run.size + GRH_BYTES) // PAGE) * PAGE
         self.pd = stack.enter_context(v.PD(self.context))
         channel = stack.enter_context(v.CompChannel(self.context)) if settings.events else None
-        sends = settings.queue_pairs * settings.depth
+        self.depth = LATENCY_DEPTH if self.kind.latency else settings.depth
+        sends = settings.queue_pairs * self.depth
         receives = settings.queue_pairs * self.receive_depth
         self._check_sizes(sends, receives)
         self.send_cq = stack.enter_context(v.CQ(self.context, sends + 1, channel))
         self.recv_cq = stack.enter_context(v.CQ(self.context, max(1, receives), channel))
         self.memory = stack.enter_context(self.pd.alloc_mr(2 * self.span * settings.queue_pairs, ACCESS))
         cap = v.QPCap(
-            max_send_wr=settings.depth,
+            max_send_wr=self.depth,
             max_recv_wr=max(1, self.receive_depth),
             max_send_sge=1,
             max_recv_sge=1,
@@ -210,7 +213,7 @@ class Side:
             self.qps,
             self.requests if sends else [],
             self.receives(),
-            depth=settings.depth,
+            depth=self.depth,
             list_size=1 if self.kind.latency else settings.list_size,
             every=1 if self.kind.latency else settings.every,
             receive_depth=self.receive_depth,
