@@ -174,7 +174,6 @@ def test_a_stranger_does_not_disturb_the_server(server):
     assert result["messages"] == 200
 
 
-def test_what_the_server_cannot_do_it_says(server):
 @pytest.mark.parametrize("address", [(1 << 64) - 1, 1 << 100])
 def test_an_address_that_no_memory_has(server, address):
     """The server adds an offset to it."""
@@ -203,6 +202,7 @@ def test_a_client_that_says_no_more(monkeypatch):
             perf_server.session(control, Place(), None, asyncio.new_event_loop)
 
 
+def test_what_the_server_cannot_do_it_says(server):
     hello = {"type": "Hello", "version": rdmanet.__version__, "pid": 1}
     for change, why in (
         ({"kind": "nonsense"}, "there is no test 'nonsense'"),
@@ -316,6 +316,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path):
         (["write_bw", "-l", "200"], 1, "cannot be more than -t 128"),
         (["read_bw", "-c", "UC"], 1, "needs a reliable connection"),
         (["write_bw", "-c", "UD"], 1, "can only be sent"),
+        (["read_lat", "-q", "2"], 1, "several queue pairs (-q) are of bandwidth"),
         (["write_lat", "-b"], 1, "both directions (-b) are of bandwidth"),
         (["tcp_bw", "-b"], 1, "of verbs only"),
         (["write_lat", "-e"], 1, "come without an event"),
@@ -355,6 +356,15 @@ def test_what_the_device_says(arguments, why):
         ["-n", "0"],
         ["-D", "nan"],
         ["-q", "-1"],
+        ["-n", str((1 << 40) + 1)],
+        ["-q", "1025"],
+        ["-l", "16385"],
+        ["-t", "16385"],
+        ["-r", "16385"],
+        ["-Q", "16385"],
+        ["-o", "256"],
+        ["-I", "4097"],
+        ["--in-flight", "4097"],
         ["--cpus", "100000"],
         ["--require", "p98<3"],
         ["--require", "bw>3"],
@@ -370,7 +380,7 @@ def test_arguments_that_are_none(arguments, capsys):
     assert ended.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "rdmanet perf: error: " in err
+    assert f"rdmanet perf: error: argument {arguments[0]}" in err
 
 
 @pytest.mark.parametrize("kind", ["write_lat", "send_bw", "stream_lat", "tcp_bw", "rpc_lat"])

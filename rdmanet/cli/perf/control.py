@@ -42,8 +42,8 @@ MOST_ADDRESS = (1 << 62) - 1
 LINE_BYTES = 1 << 20
 ANSWER_S = 30.0
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Depth = Annotated[int, msgspec.Meta(ge=1, le=16384)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
+Depth = Annotated[int, msgspec.Meta(ge=1, le=MOST_DEPTH)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
@@ -72,19 +72,19 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     seconds: Seconds = 1.0
     iterations: Count = 0
     warm_up_s: Seconds = 0.1
-    queue_pairs: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    queue_pairs: Annotated[int, msgspec.Meta(ge=1, le=MOST_QUEUE_PAIRS)] = 1
     connection: Literal["RC", "UC", "UD"] = "RC"
     mtu: Literal[0, 256, 512, 1024, 2048, 4096] = 0
     depth: Depth = 128
     receive_depth: Depth = 512
     every: Depth = 1
     list_size: Depth = 1
-    inline: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    inline: Annotated[int, msgspec.Meta(ge=0, le=MOST_INLINE)] = 0
     events: bool = False
     both_ways: bool = False
-    outstanding: Annotated[int, msgspec.Meta(ge=1, le=255)] = 16
+    outstanding: Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTSTANDING)] = 16
     api: Literal["protocol", "buffered", "streams"] = "protocol"
-    in_flight: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
+    in_flight: Annotated[int, msgspec.Meta(ge=1, le=MOST_CALLS)] = 32
 
 
 class Hello(msgspec.Struct, tag=True):
@@ -110,7 +110,7 @@ class QueuePair(msgspec.Struct):
 
 class Verbs(msgspec.Struct, tag=True):
     device: Text
-    pairs: Annotated[list[QueuePair], msgspec.Meta(max_length=1024)]
+    pairs: Annotated[list[QueuePair], msgspec.Meta(max_length=MOST_QUEUE_PAIRS)]
 
 
 class Address(msgspec.Struct, tag=True):
@@ -238,6 +238,8 @@ def check_run(run: Run) -> None:
         raise PerfError(f"{run.kind}: an atomic has 8 bytes, not {run.size}")
     if kind.latency and settings.both_ways:
         raise PerfError(f"{run.kind}: both directions (-b) are of bandwidth")
+    if kind.latency and settings.queue_pairs > 1:
+        raise PerfError(f"{run.kind} has one message under way: several queue pairs (-q) are of bandwidth")
     if kind.latency and kind.over == "write" and settings.events:
         raise PerfError(f"{run.kind} waits for bytes in memory, which come without an event (-e)")
     if settings.list_size > settings.depth or settings.every > settings.depth:

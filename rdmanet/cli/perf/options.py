@@ -3,10 +3,20 @@
 import argparse
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rdmanet.cli.perf.control import MOST_BYTES, Settings
+from rdmanet.cli.perf.control import (
+    MOST_BYTES,
+    MOST_CALLS,
+    MOST_COUNT,
+    MOST_DEPTH,
+    MOST_INLINE,
+    MOST_OUTSTANDING,
+    MOST_QUEUE_PAIRS,
+    Settings,
+)
 from rdmanet.cli.perf.kinds import GROUPS, KINDS, QUICK, SIZES, Kind
 from rdmanet.cli.perf.limits import Limit, limit_of
 
@@ -34,12 +44,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-s", "--size", type=_sizes, metavar="BYTES", help="64, or 64,4k,1m, or 64-1m: powers of two"
     )
     what.add_argument("-a", "--all", action="store_true", help="all sizes from 2 to 2**23")
-    what.add_argument("-n", "--iters", type=_positive, default=0, metavar="N", help="so many messages")
     what.add_argument(
-        "-D", "--duration", type=_seconds, metavar="SECONDS", help="for so long (default: 1 s for each size)"
+        "-n",
+        "--iters",
+        type=_within(1, MOST_COUNT),
+        default=0,
+        metavar="N",
+        help="number of messages on each queue pair, instead of a time",
     )
     what.add_argument(
-        "--warm-up", type=_seconds, default=0.1, metavar="SECONDS", help="before that (default: 0.1)"
+        "-D", "--duration", type=_seconds, metavar="SECONDS", help="time for each size (default: 1)"
+    )
+    what.add_argument(
+        "--warm-up",
+        type=_seconds,
+        default=0.1,
+        metavar="SECONDS",
+        help="time before the measurement that is not counted (default: 0.1)",
     )
     what.add_argument(
         "--api",
@@ -47,46 +68,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="protocol",
         help="how streams are used: Protocol, BufferedProtocol, reader and writer (default: protocol)",
     )
-    what.add_argument("--in-flight", type=_positive, default=32, metavar="N", help="calls of rpc_bw at once")
-    what.add_argument("--loop", choices=("uvloop", "asyncio"), help="default: uvloop if it is installed")
+    what.add_argument(
+        "--in-flight",
+        type=_within(1, MOST_CALLS),
+        default=32,
+        metavar="N",
+        help="calls of rpc_bw at once (default: 32)",
+    )
+    what.add_argument(
+        "--loop",
+        choices=("uvloop", "asyncio"),
+        help="the event loop of streams and calls (default: uvloop if it is installed)",
+    )
     verbs = parser.add_argument_group("verbs, as perftest")
-    verbs.add_argument("-c", "--connection", choices=("RC", "UC", "UD"), default="RC", help="default: RC")
-    verbs.add_argument("-q", "--qp", type=_positive, default=1, metavar="N", help="queue pairs")
     verbs.add_argument(
-        "-l", "--post_list", type=_positive, default=1, metavar="N", help="requests posted as one list"
+        "-c",
+        "--connection",
+        choices=("RC", "UC", "UD"),
+        default="RC",
+        help="type of connection (default: RC)",
     )
     verbs.add_argument(
-        "-t", "--tx-depth", type=_positive, default=128, metavar="N", help="requests in flight"
+        "-q",
+        "--qp",
+        type=_within(1, MOST_QUEUE_PAIRS),
+        default=1,
+        metavar="N",
+        help="number of queue pairs, for bandwidth (default: 1)",
     )
-    verbs.add_argument("-r", "--rx-depth", type=_positive, default=512, metavar="N", help="receives posted")
+    verbs.add_argument(
+        "-l",
+        "--post_list",
+        type=_within(1, MOST_DEPTH),
+        default=1,
+        metavar="N",
+        help="number of requests posted as one list (default: 1)",
+    )
+    verbs.add_argument(
+        "-t",
+        "--tx-depth",
+        type=_within(1, MOST_DEPTH),
+        default=128,
+        metavar="N",
+        help="requests in flight on each queue pair (default: 128)",
+    )
+    verbs.add_argument(
+        "-r",
+        "--rx-depth",
+        type=_within(1, MOST_DEPTH),
+        default=512,
+        metavar="N",
+        help="receives posted on each queue pair (default: 512)",
+    )
     verbs.add_argument(
         "-Q",
         "--cq-mod",
-        type=_positive,
+        type=_within(1, MOST_DEPTH),
         metavar="N",
-        help="each N-th request is signaled (default: 100 up to 8 KiB, else 1)",
+        help="every N-th request is signaled (default: 100 for messages up to 8 KiB, else 1)",
     )
     verbs.add_argument(
-        "-o", "--outs", type=_positive, default=16, metavar="N", help="READs and atomics under way"
+        "-o",
+        "--outs",
+        type=_within(1, MOST_OUTSTANDING),
+        default=16,
+        metavar="N",
+        help="READs and atomics that a queue pair has under way at once (default: 16)",
     )
     verbs.add_argument(
-        "-I", "--inline_size", type=_number, default=0, metavar="BYTES", help="inline up to so many"
+        "-I",
+        "--inline_size",
+        type=_within(0, MOST_INLINE),
+        default=0,
+        metavar="BYTES",
+        help="post messages up to this size inline (default: 0)",
     )
     verbs.add_argument(
         "-e", "--events", action="store_true", help="sleep until a completion comes, instead of polling"
     )
-    verbs.add_argument("-b", "--bidirectional", action="store_true", help="both sides send")
+    verbs.add_argument("-b", "--bidirectional", action="store_true", help="both sides send, for bandwidth")
     verbs.add_argument(
-        "-m", "--mtu", type=int, choices=(256, 512, 1024, 2048, 4096), help="default: the port's"
+        "-m",
+        "--mtu",
+        type=int,
+        choices=(256, 512, 1024, 2048, 4096),
+        help="path MTU in bytes (default: the port's)",
     )
     where = parser.add_argument_group("where")
-    where.add_argument("-d", "--ib-dev", metavar="DEVICE", help="default: the first one")
-    where.add_argument("-i", "--ib-port", type=_positive, default=1, metavar="PORT", help="of the device")
     where.add_argument(
-        "-x", "--gid-index", type=_number, metavar="INDEX", help="default: the best GID of the port"
+        "-d", "--ib-dev", metavar="DEVICE", help="name of the RDMA device (default: the first one)"
     )
     where.add_argument(
-        "-p", "--port", type=_port, default=PORT, help=f"of `rdmanet perf server` (default: {PORT})"
+        "-i", "--ib-port", type=_positive, default=1, metavar="PORT", help="port of the device (default: 1)"
+    )
+    where.add_argument(
+        "-x",
+        "--gid-index",
+        type=_number,
+        metavar="INDEX",
+        help="index of the port's GID (default: the best one)",
+    )
+    where.add_argument(
+        "-p",
+        "--port",
+        type=_port,
+        default=PORT,
+        metavar="PORT",
+        help=f"TCP port of `rdmanet perf server` (default: {PORT})",
     )
     where.add_argument(
         "--cpus",
@@ -220,6 +308,18 @@ def _positive(text: str) -> int:
     if not number:
         raise argparse.ArgumentTypeError("it must be at least 1")
     return number
+
+
+def _within(least: int, most: int) -> Callable[[str], int]:
+    """A number that the other side takes, too: control.py has the ranges."""
+
+    def number_of(text: str) -> int:
+        number = int(text) if re.fullmatch(r"\d{1,15}", text) else -1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number between {least} and {most}")
+        return number
+
+    return number_of
 
 
 def _port(text: str) -> int:
