@@ -28,7 +28,7 @@ General layout
     server, client  a session: all runs
     conditions      what makes a measurement wrong
     results         what was measured, as JSON; limits: --require
-    tables, comparing, plot     what people see
+    tables, plot    what people see
     options         the arguments; command: from them to the exit status
 """
 

@@ -111,7 +111,6 @@ class _Measurement:
             self.interrupted = True
             self.counted, _, _ = self.take()
             self.seconds = time.perf_counter() - began
-        self.ended_at = began
 
     def why_silent(self) -> str:
         return (
