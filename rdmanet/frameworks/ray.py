@@ -104,10 +104,8 @@ class RdmaTransport(TensorTransportManager):  # type: ignore[misc]
     NAME = "RDMANET"
 
     def __init__(self) -> None:
-        self._lock = (
-            threading.RLock()
-        )  # reentrant: a finalizer may drop an object's last reference while it is held
-        self._objects: dict[str, tuple[RdmaMetadata, list[tensors.Memory]]] = {}
+        self._lock = threading.Lock()  # never taken by what a finalizer may call
+        self._objects: dict[str, tuple[RdmaMetadata, list[tensors.Memory], blocking.Endpoint]] = {}
         self._fetches: weakref.WeakSet[RdmaFetch] = weakref.WeakSet()
         self._aborted: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._rooms: weakref.WeakKeyDictionary[tensors.Peer, _Room] = weakref.WeakKeyDictionary()
@@ -167,20 +165,27 @@ class RdmaTransport(TensorTransportManager):  # type: ignore[misc]
                 ours.address(),
                 descriptors,
             )
-            self._objects[obj_id] = metadata, memories
+            self._objects[obj_id] = metadata, memories, ours
             return metadata
 
     def garbage_collect(
         self, obj_id: str, tensor_transport_meta: TensorTransportMetadata, tensors: list[Any]
     ) -> None:
-        """Revoke what was granted of an object. When this returns, nobody reads it any more."""
-        with self._lock:
-            _, memories = self._objects.pop(obj_id, (None, []))
-        if memories:
-            ours = endpoint()
+        """Revoke what was granted of an object. When this returns, nobody reads it any more.
+
+        A finalizer may call it, in any thread and whatever that holds: so it takes no lock of this module's, and does
+        not wait in the endpoint's thread.
+        """
+        found = self._objects.pop(obj_id, None)
+        if found is None or not found[1]:
+            return
+        _, memories, ours = found
+        try:
             withdrawing = ours.submit(lambda _: _withdraw(memories))
-            if not ours.is_this_thread:  # in which the collector may drop a reference to an object
-                withdrawing.wait()
+        except ValueError:  # the endpoint is closed, as at the interpreter's exit, with all its grants
+            return
+        if not ours.is_this_thread:
+            withdrawing.wait()
 
     def send_multiple_tensors(
         self,

@@ -236,6 +236,35 @@ def test_an_object_that_is_dropped_in_the_endpoint_s_thread(source: RdmaTranspor
     assert not ours._endpoint._memories
 
 
+def test_an_object_that_is_dropped_while_another_is_described(
+    source: RdmaTransport, monkeypatch: pytest.MonkeyPatch
+):
+    """Python's collector may run in the endpoint's thread while a caller's waits for that."""
+    first = source.extract_tensor_transport_metadata("first", [numpy.ones(3)])
+    opened = transport_module.endpoint()._endpoint
+    really = opened.register
+
+    def register(view: Any) -> Any:
+        source.garbage_collect("first", first, [])
+        return really(view)
+
+    monkeypatch.setattr(opened, "register", register)
+    describing = threading.Thread(
+        target=source.extract_tensor_transport_metadata, args=("second", [numpy.ones(3)]), daemon=True
+    )
+    describing.start()
+    describing.join(LONG_S)
+    assert not describing.is_alive() and list(source._objects) == ["second"]
+
+
+def test_an_object_that_outlives_the_endpoint(source: RdmaTransport):
+    """As at the interpreter's exit, where Ray drops references after the endpoint was closed."""
+    described = source.extract_tensor_transport_metadata("object", [numpy.ones(3)])
+    transport_module.endpoint().close()
+    source.garbage_collect("object", described, [])
+    assert not source._objects
+
+
 def test_pytorch_s_tensors(source: RdmaTransport):
     torch = pytest.importorskip("torch")
     transport = transport_module.TorchRdmaTransport()
