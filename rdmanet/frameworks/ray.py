@@ -48,6 +48,7 @@ from ray.experimental.rdt.tensor_transport_manager import (
 
 from rdmanet import tensors
 from rdmanet._core import unfilled
+from rdmanet.errors import shown
 from rdmanet.tensors import blocking
 
 _AT_ONCE: Final = 64
@@ -206,7 +207,8 @@ class RdmaTransport(TensorTransportManager):  # type: ignore[misc]
     ) -> RdmaFetch:
         """Begin to read an object's arrays, into these buffers or into new arrays."""
         metadata = tensor_transport_metadata
-        assert isinstance(metadata, RdmaMetadata)
+        if not isinstance(metadata, RdmaMetadata):
+            raise TypeError(f"object {obj_id} is described by {shown(metadata)}, and not for {self.NAME}")
         with self._lock:
             if obj_id in self._aborted:
                 del self._aborted[obj_id]
@@ -249,7 +251,7 @@ class RdmaTransport(TensorTransportManager):  # type: ignore[misc]
             raise RayDirectTransportError(
                 f"the transfer of object {fetch_request.obj_id} was aborted"
             ) from None
-        except (OSError, ValueError, TypeError) as exc:
+        except (OSError, ValueError, TypeError, IndexError) as exc:
             if isinstance(exc, TimeoutError) and not transfer.done:
                 raise
             raise RayDirectTransportError(

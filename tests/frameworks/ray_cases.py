@@ -1,5 +1,6 @@
 """Ray's transport over RDMA, without Ray's processes: what Ray calls of it, in the order in which Ray does."""
 
+import dataclasses
 import gc
 import os
 import signal
@@ -12,13 +13,16 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 from ray.exceptions import RayDirectTransportError
 from ray.experimental.rdt import util
+from ray.experimental.rdt.tensor_transport_manager import TensorTransportMetadata
 
 from rdmanet.frameworks import ray as transport_module
 from rdmanet.frameworks.ray import CommunicatorMetadata, RdmaMetadata, RdmaTransport
+from rdmanet.tensors import Descriptor
 from tests.support.processes import Process
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +116,22 @@ def test_what_is_refused(source: RdmaTransport, wrong: Any):
     with pytest.raises(ValueError, match="C-contiguous|no plain memory"):
         source.extract_tensor_transport_metadata("object", [numpy.ones(3), wrong])
     assert not source._objects and not transport_module.endpoint()._endpoint._memories
+
+
+def test_a_description_that_is_wrong(source: RdmaTransport, sink: RdmaTransport):
+    described = source.extract_tensor_transport_metadata("object", [numpy.ones(3)])
+    (whole,) = described.descriptors
+    beyond = bytes(msgspec.structs.replace(Descriptor.from_bytes(whole), offset=8))
+    for descriptor in (beyond, whole[:-1], b"x"):
+        wrong = dataclasses.replace(described, descriptors=[descriptor])
+        with pytest.raises(RayDirectTransportError, match="cannot be fetched"):
+            sink.recv_multiple_tensors("object", wrong, NOTHING)
+    for wrong_array in (numpy.ones(4), numpy.frombuffer(bytes(24))):
+        with pytest.raises(RayDirectTransportError, match="cannot be fetched"):
+            sink.recv_multiple_tensors("object", described, NOTHING, [wrong_array])
+    other: Any = TensorTransportMetadata([], None)
+    with pytest.raises(TypeError, match="not for RDMANET"):
+        sink.fetch_multiple_tensors("object", other, NOTHING)
 
 
 def test_many_arrays_and_many_fetches(source: RdmaTransport, sink: RdmaTransport):
