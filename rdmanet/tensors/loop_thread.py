@@ -113,10 +113,12 @@ class Transfer(Generic[T]):
 
     def close(self) -> None:
         """Cancel it if it is under way, and close its descriptor."""
-        if not self._thread.is_foreign:
-            self.cancel()
-        with self._changed:
+        if self._thread.is_foreign:  # a thread of the parent's may have had the lock as it forked
             fd, self._fd = self._fd, -1
+        else:
+            self.cancel()
+            with self._changed:
+                fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 

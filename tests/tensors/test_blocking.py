@@ -349,6 +349,19 @@ def test_a_forked_child_is_refused_and_harms_nothing(owner: blocking.Endpoint, p
         waiting.cancel()
 
 
+def test_a_forked_child_closes_a_transfer_whose_lock_was_held(owner: blocking.Endpoint):
+    with owner.submit(lambda endpoint: anext(endpoint.notifications())) as waiting:
+        waiting.fileno()
+        with waiting._changed:  # as the endpoint's thread may, at any time
+            child = os.fork()
+            if not child:
+                signal.alarm(LONG_S)  # no thread of the child's would release it
+                waiting.close()
+                os._exit(0 if waiting._fd < 0 else 99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not waiting.done
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "raise KeyboardInterrupt"])
 def test_the_interpreter_s_exit(ending: str):
     """Also with a transfer under way and an endpoint that nobody has closed."""
