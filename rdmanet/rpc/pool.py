@@ -86,7 +86,7 @@ class Slot:
     :ivar failures: tries to connect since it has served a call
     :ivar not_before: when it may try again, on the loop's clock, if there are any
     :ivar task: is connecting
-    :ivar address: to which it is connected
+    :ivar address: to which it is connected, or is connecting; None if the resolver does not name that any more
     """
 
     __slots__ = (
@@ -371,8 +371,8 @@ class Pool:
         has_tried = False
 
         async def dial(address: Address) -> Channel:
-            channel, slot.address = await self._dial(address), address
-            return channel
+            slot.address = address
+            return await self._dial(address)
 
         try:
             await BEGINNING
@@ -410,9 +410,13 @@ class Pool:
         if not self._is_spread:
             (slot,) = self._slots
             slot.addresses = addresses
-            if slot.address not in addresses and slot.channel is not None:
-                self._leave(slot.channel)
-                slot.channel = None
+            if slot.address is not None and slot.address not in addresses:
+                slot.address = None
+                if slot.task is not None:
+                    slot.task.cancel()  # whoever waits begins anew
+                if slot.channel is not None:
+                    self._leave(slot.channel)
+                    slot.channel = None
         else:
             known = {slot.addresses[0]: slot for slot in self._slots}
             self._slots = [

@@ -11,6 +11,7 @@ from net import Net, callee, idle
 from rdmanet import rpc
 from rdmanet.base import log_rate
 from rdmanet.rpc.pool import Pool
+from tests.support.waiting import loop_turns
 
 ALWAYS = 1e-9
 """Ask with each call, unless an answer is awaited."""
@@ -125,6 +126,38 @@ async def test_a_client_that_has_to_connect_asks(net: Net, servers: Servers, mon
         servers.known["a"].close()
         await servers.known["a"].wait_closed()
         assert await client.who() == "b"
+
+
+async def test_a_server_that_goes_while_it_is_connected(
+    net: Net, servers: Servers, monkeypatch: pytest.MonkeyPatch
+):
+    """It does not answer, and nobody waits for it any more when another one is known."""
+    monkeypatch.setattr("rdmanet.rpc.resolving.AGAIN_S", 0.0)  # uvloop's clock may stand still
+    servers.names = "a"
+    retry = rpc.Retry(connect_seconds=3600)
+    async with connecting(net, rpc.Resolver(servers, every=3600), retry=retry) as client:
+        assert await client.who() == "a"
+        dial, gone = pool(client)._dial, net.address(servers.known["a"])
+        tried = []
+
+        async def silent(address: Any) -> Any:
+            tried.append(address)
+            if address[0] == gone[0] and address[1:] in (gone[1:], (None,)):
+                await asyncio.Event().wait()
+            return await dial(address)
+
+        pool(client)._dial = silent
+        servers.known["a"].close()
+        await servers.known["a"].wait_closed()
+
+        async def later() -> Any:
+            servers.names = "b"
+            await loop_turns(10)
+            return servers()
+
+        pool(client)._resolving._resolver._servers = later  # type: ignore[union-attr]
+        assert await client.who() == "b"
+        assert len(tried) == 2
 
 
 @pytest.mark.parametrize("answer", [[], None, [("host", "port")], OSError("the file is gone")])
