@@ -10,7 +10,7 @@ thread is started. It follows that:
   call for that long, and a client of it has ``retry=``.
 * One call at a time: another thread's call meanwhile raises RuntimeError. Each thread has a client of its own.
 * Ctrl-C ends what waits, by KeyboardInterrupt: the call is cancelled, at the server, too, and the client goes on
-  working.
+  working. A second one, before the call has ended, is raised at any line of the loop, and may cost the connection.
 * In a thread where a loop runs, a call would stop that loop, and raises RuntimeError. The loop of a notebook waits for
   the cell in any case, so there a call may stop it.
 """
@@ -133,8 +133,9 @@ class Client(Generic[_S]):
 class Items(Iterator[_T]):
     """The results of a call that streams them. Ending the block, or ``close()``, ends the call."""
 
-    def __init__(self, loop: _CallLoop, items: Any) -> None:
-        self._loop = loop
+    def __init__(self, client: Client[Any], items: Any) -> None:
+        self._client = client  # which closes its connection when nobody has it any more
+        self._loop = client._loop
         self._items = items
 
     def __next__(self) -> _T:
@@ -146,8 +147,8 @@ class Items(Iterator[_T]):
         return await anext(self._items, _END)
 
     def close(self) -> None:
-        """End the call. After the client's end this does nothing."""
-        if not self._loop.loop.is_closed():
+        """End the call. After the client's end this does nothing, nor in a forked child, which has no call."""
+        if not (self._loop.foreign or self._loop.loop.is_closed()):
             self._loop.waits(self._items.aclose)
 
     def __enter__(self) -> Self:
@@ -239,7 +240,7 @@ def _called(client: Client[Any], method: Method, arguments: tuple[Any, ...], by_
         return found if streams_back else await found
 
     result = client._loop.waits(made)
-    return Items(client._loop, result) if streams_back else result
+    return Items(client, result) if streams_back else result
 
 
 def _stream(items: Any) -> Any:
@@ -252,6 +253,21 @@ async def _taken(items: Any) -> AsyncIterator[Any]:
         yield item
 
 
+class _CancelledError(Exception):
+    """The CancelledError of a task that nobody has cancelled."""
+
+
+async def _not_cancelled(function: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """The loop takes each CancelledError for Ctrl-C, so another one is changed to `_CancelledError`."""
+    try:
+        return await function()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise _CancelledError from None
+
+
 class _CallLoop(PrivateLoop):
     """The loop of a client."""
 
@@ -261,11 +277,18 @@ class _CallLoop(PrivateLoop):
             pass
 
     def waits(self, function: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Run it until this has ended, with the context variables of whoever calls."""
+        """Run it until this has ended, with the context variables of whoever calls.
+
+        :raises KeyboardInterrupt: Ctrl-C has cancelled it
+        :raises asyncio.CancelledError: something else has, in the program's own coroutines
+        """
         with self._alone(), self.entered("this client"):
             if self.loop.is_closed():
                 raise RuntimeError("this client is closed")
-            return self._run(function(), contextvars.copy_context())
+            try:
+                return self._run(_not_cancelled(function), contextvars.copy_context())
+            except _CancelledError:
+                raise asyncio.CancelledError from None
 
     def refusal(self, what: str) -> RuntimeError:
         if not self.foreign and asyncio._get_running_loop() is not None:

@@ -176,6 +176,42 @@ def test_a_buffer_is_read_by_the_clients_loop(store: blocking.Client[Store]):
     buffer.release()
 
 
+def test_what_the_program_cancels_is_no_ctrl_c(store: blocking.Client[Store]):
+    async def cancels() -> None:
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        blocking.run(store, cancels)
+    assert store.double(1) == 2
+
+
+def test_results_keep_their_client(serving: Serving):
+    transport = serving.transport  # type: ignore[attr-defined]
+    items = blocking.connect(Store, *serving.where, transport=transport).count(3)
+    gc.collect()
+    assert list(items) == [0, 1, 2]
+    items._client.close()
+
+
+def test_a_forked_child_leaves_the_call_alone(store: blocking.Client[Store]):
+    with store.count(1 << 40) as items:
+        assert next(items) == 0
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                items.close()
+                try:
+                    next(items)
+                except RuntimeError as exc:
+                    status = 0 if "after fork" in str(exc) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert next(items) == 1
+
+
 def test_a_deadline(store: blocking.Client[Store], serving: Serving):
     with pytest.raises(rpc.Error) as caught:
         blocking.options(store, timeout=0.01).never(interrupt=False)
