@@ -402,6 +402,10 @@ cdef class Traffic:
         if not self.waiting:
             began = cheap_clock()
         while found.count < limit:
+            if not self.waiting and by != BY_COMPLETION and lane.in_flight >= POLLED_AT_ONCE:
+                rc = self.make_room(lane, until)
+                if rc:
+                    return rc if rc == TIME_IS_UP else self.why(rc)
             if not answers and not self.waiting:
                 rc = self.say(lane, by)
                 if rc < 0:
@@ -428,14 +432,21 @@ cdef class Traffic:
         return OVER
 
     cdef inline int say(self, lane_of_traffic *lane, int by) noexcept nogil:
-        cdef int rc
         if by == BY_MEMORY:
             self.source[0] = <char>(lane.posted + 1)
-        while by != BY_COMPLETION and lane.in_flight >= POLLED_AT_ONCE:
+        return self.post(lane, True)
+
+    cdef int make_room(self, lane_of_traffic *lane, uint64_t until) noexcept nogil:
+        """0 when there is room for a send. Sends complete only if the peer has receives for them."""
+        cdef int rc, passes = 0
+        while lane.in_flight >= POLLED_AT_ONCE:
             rc = self.collect_sends()
             if rc < 0:
                 return rc
-        return self.post(lane, True)
+            passes += 1
+            if passes % PASSES_A_LOOK == 0 and now_ns() >= until:
+                return TIME_IS_UP
+        return 0
 
     cdef inline int wait(self, lane_of_traffic *lane, int by, bint answers, uint64_t until) noexcept nogil:
         """0 when it has come."""

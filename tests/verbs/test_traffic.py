@@ -121,6 +121,18 @@ def test_exchange(net, sides, by):
     assert 0 < found.min_ns <= found.percentile(50) <= found.max_ns
 
 
+@pytest.mark.not_on_iwarp("retries nothing: an answer that finds no receive ends the connection")
+def test_who_takes_no_answers_holds_nobody_up(net, sides):
+    mr = net.mr(4 * 4096)
+    asking = Traffic([sides[0].qp], [SendWR(WROpcode.SEND, mr.at[:8])], [], depth=24)
+    answer, receive = SendWR(WROpcode.SEND, mr.at[4096:4104]), RecvWR(mr.at[8192:8256])
+    answering = Traffic([sides[1].qp], [answer], [receive], depth=24, receive_depth=24)
+    for asked in range(1, 20):
+        assert asking.flow(LONG_S, asked)
+        assert not answering.exchange(0.01, Histogram(), by=1, answers=True)
+    assert answering.in_flight == 16
+
+
 def test_times_of_reads(net, sides):
     mr, found = net.mr(4096), Histogram()
     request = SendWR(WROpcode.RDMA_READ, mr.at[:8], remote_addr=mr.address + 64, rkey=mr.rkey)
