@@ -274,7 +274,11 @@ async def test_mistakes_are_named(owner: tensors.Endpoint, user: tensors.Endpoin
     async with owner.register(theirs) as memory, owner.register(b"read-only") as constant:
         for call, error, says in (
             (lambda: memory.describe(slice(2, 5)), IndexError, "^2:5 is not within 4 rows$"),
-            (lambda: memory.describe(mode="x"), ValueError, "mode 'x' is none of 'r', 'w' and 'rw'$"),
+            (
+                lambda: memory.describe(mode="x"),
+                ValueError,
+                "mode 'x' is none of 'r', 'w', 'rw', 'a' and 'rwa'$",
+            ),
             (lambda: memory.describe(lease=0), ValueError, "a lease of 0: it is a positive number"),
             (lambda: memory.describe(lease=float("inf")), ValueError, "a lease of inf"),
             (lambda: constant.describe(mode="rw"), TypeError, "the array is read-only"),
