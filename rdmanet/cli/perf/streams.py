@@ -117,7 +117,7 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
         found = Histogram()
         seconds = ENDLESS_S if settings.iterations else settings.seconds
         client = _client(kind, run, seconds, found)
-        sampler = Sampler(run, progress, lambda: _done_by(client))
+        sampler = Sampler(run, progress, lambda: found.count if kind.latency else client.sent)
         usage = Usage()
         interrupted = False
         sampling = asyncio.ensure_future(sampler.run())
@@ -149,14 +149,17 @@ def _client(kind: Kind, run: Run, seconds: float, found: Any) -> Any:
     most: float = run.settings.iterations or math.inf
     api = run.settings.api
     if kind.latency:
-        stamp = Histogram().lap if found is None else found.lap
+        times = Histogram() if found is None else found
         make = {"streams": StreamPinger, "buffered": BufferedPinger, "protocol": Pinger}[api]
-        return make(run.size, seconds, most=most, stamp=stamp)
+
+        def stamp(now: float) -> None:
+            times.lap(now)
+            if times.count >= most:
+                pinger.deadline_s = 0.0
+
+        pinger = make(run.size, seconds, stamp=times.lap if most == math.inf else stamp)
+        return pinger
     return (StreamFlooder if api == "streams" else Flooder)(run.size, seconds, most=most)
-
-
-def _done_by(client: Any) -> int:
-    return int(client.answers if hasattr(client, "answers") else client.sent)
 
 
 async def _drive(fabric: Fabric, client: Any, address: list[Any]) -> Report:
