@@ -333,16 +333,16 @@ async def use(library: str, fabric: str) -> None:
 
 def counted() -> list[None]:
     """An entry for each connection by RDMA that is made from now on."""
-    from rdmanet.transport import RdmaTransport
+    from rdmanet.stream.lifecycle import Lifecycle
 
     made: list[None] = []
-    connect: Any = RdmaTransport._connect
+    connect: Any = Lifecycle.connect
 
     async def count(self: Any, *args: Any) -> None:
         await connect(self, *args)
         made.append(None)
 
-    RdmaTransport._connect = count  # type: ignore[method-assign]
+    Lifecycle.connect = count  # type: ignore[method-assign]
     return made
 
 
