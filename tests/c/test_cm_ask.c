@@ -3,15 +3,13 @@
  * Connections that are asked for by a link (cm/ask.c): the second one between two processes has no socket.  What TCP
  * would do for it is done all the same, nobody can ask in another's name, and where a link does not do a socket does.
  */
-#include "cm_harness.h"
+#include "cm_other.h"
 #include "namespace.h"
 #include "cm/wire.h"
 #include "peer/peer.h"
 
-#include <signal.h>
+#include <semaphore.h>
 #include <stdatomic.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 
 enum { FEW = 8 };
 
@@ -19,51 +17,11 @@ static struct rdma_event_channel *channel;
 static struct rdma_cm_id *listener;
 static uint16_t port;
 
-struct other {
-	pid_t pid;
-	int fd;
-};
-
-static struct other spawn(void (*serve)(int fd))
+/* Tell it to end, and wait until it has. */
+static void end_other(struct other *other)
 {
-	struct other other;
-	int fds[2];
-
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
-	fflush(NULL);
-	other.pid = fork();
-	CHECK(other.pid >= 0);
-	if (!other.pid) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		close(fds[0]);
-		on.pd = NULL; /* the parent's */
-		serve(fds[1]);
-		_exit(0);
-	}
-	close(fds[1]);
-	other.fd = fds[0];
-	return other;
-}
-
-static void say(int fd, char what)
-{
-	CHECK(write(fd, &what, 1) == 1);
-}
-
-static char hear(int fd)
-{
-	char what = 0;
-
-	return read(fd, &what, 1) == 1 ? what : 0;
-}
-
-static void join(struct other *other)
-{
-	int status;
-
 	say(other->fd, 'e');
-	CHECK(waitpid(other->pid, &status, 0) == other->pid && !status);
-	close(other->fd);
+	join(other);
 }
 
 static enum rn_cm_link_side side_of(struct rdma_cm_id *id)
@@ -264,7 +222,7 @@ static void the_second_has_no_socket(void)
 	}
 	tell(&other, 'd');
 	end(id);
-	join(&other);
+	end_other(&other);
 }
 
 static void it_is_refused(void)
@@ -284,7 +242,7 @@ static void it_is_refused(void)
 	}
 	tell(&other, 'd');
 	end(id);
-	join(&other);
+	end_other(&other);
 }
 
 static void it_gives_up(void)
@@ -302,7 +260,7 @@ static void it_gives_up(void)
 	}
 	tell(&other, 'd');
 	end(id);
-	join(&other);
+	end_other(&other);
 }
 
 /* Both in one process, which is linked to itself. */
@@ -392,7 +350,7 @@ static void the_last_words(void)
 
 	for (int i = 0; i < FEW; i++)
 		again[i] = let_in(&other, 'l');
-	join(&other); /* it destroys them, and ends */
+	end_other(&other); /* it destroys them, and ends */
 	for (int i = 0; i <= FEW; i++)
 		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
 	for (int i = 0; i < FEW; i++) {
@@ -425,7 +383,7 @@ static void another_listener_at_that_port(void)
 	end(again);
 	tell(&other, 'd');
 	end(id);
-	join(&other);
+	end_other(&other);
 	CHECK(!rdma_destroy_id(listener));
 	listener = new_listener(channel, FEW, &port);
 }
@@ -460,7 +418,7 @@ static void more_than_the_backlog(void)
 		tell(&other, 'l');
 	tell(&other, 'd');
 	end(id);
-	join(&other);
+	end_other(&other);
 }
 
 /* The server: it listens at the port that it says, lets one in for each 'n', and keeps the others waiting. */
@@ -535,15 +493,16 @@ static void a_server_is_killed(void)
 /* The engine does nothing else meanwhile. */
 static struct {
 	struct rn_task task;
-	atomic_bool has_begun, ends;
+	atomic_bool has_begun;
+	sem_t ends;
 } held;
 
 static void hold(struct rn_task *task)
 {
 	(void)task;
 	atomic_store(&held.has_begun, true);
-	while (!atomic_load(&held.ends))
-		usleep(100);
+	while (sem_wait(&held.ends))
+		; /* EINTR */
 }
 
 /* Before we hear of its end, another program listens there: here, our own. That one is asked. */
@@ -564,13 +523,14 @@ static void a_server_is_replaced(void)
 	asks = connect_to(events, "who asks");
 	CHECK(side_of(asks) == RN_CM_ASKER);
 	held.task.run = hold;
+	CHECK(!sem_init(&held.ends, 0, 0));
 	rn_task_post(&held.task);
 	EVENTUALLY(atomic_load(&held.has_begun));
 	kill(other.pid, SIGKILL);
 	CHECK(waitpid(other.pid, NULL, 0) == other.pid);
 	CHECK(!rdma_bind_addr(anew, (struct sockaddr *)&at));
 	CHECK(!rdma_listen(anew, FEW));
-	atomic_store(&held.ends, true);
+	CHECK(!sem_post(&held.ends));
 	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	its = event->id;
 	rdma_ack_cm_event(event);
@@ -779,24 +739,21 @@ static void requests_that_are_not_heard(void)
 	destroy(asks);
 	want_none(channel, 50);
 
-	join(&other);
+	end_other(&other);
 	end(its);
 	tell(&honest, 'd');
 	end(again);
 	tell(&honest, 'd');
 	end(id);
-	join(&honest);
+	end_other(&honest);
 }
 
 /* Where the kernel may begin a connection from any port, no number is left for a client that has none. */
-static void without_numbers(void)
+static void no_number_is_left(void)
 {
 	struct other other;
 	struct rdma_cm_id *ids[2];
 
-	if (!new_network())
-		return;
-	ip("link set lo up");
 	write_to("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535");
 	channel = new_channel();
 	listener = new_listener(channel, FEW, &port);
@@ -807,26 +764,11 @@ static void without_numbers(void)
 		tell(&other, 'd');
 		end(ids[i]);
 	}
-	join(&other);
+	end_other(&other);
 	CHECK(!rdma_destroy_id(listener));
 	close_shared();
 	rdma_destroy_event_channel(channel);
 	CHECK(rn_fd_count() == 0);
-}
-
-static void no_number_is_left(void)
-{
-	int status;
-	pid_t pid;
-
-	fflush(NULL);
-	pid = fork();
-	CHECK(pid >= 0);
-	if (!pid) {
-		without_numbers();
-		_exit(0);
-	}
-	CHECK(waitpid(pid, &status, 0) == pid && !status);
 }
 
 /* Last: it makes all forgotten that is known of listeners. */
@@ -848,7 +790,7 @@ static void a_listener_that_is_not_known(void)
 
 int main(void)
 {
-	RUN(no_number_is_left);
+	RUN_IN_NETWORK(no_number_is_left);
 	channel = new_channel();
 	listener = new_listener(channel, FEW, &port);
 	RUN(the_second_has_no_socket);

@@ -3,67 +3,20 @@
  * Connections between two processes of one host do without their sockets once they stand: cm/handover.c.  How they end
  * must be told all the same, and nobody can hand over what isn't his.
  */
-#include "cm_harness.h"
+#include "cm_other.h"
 #include "cm/wire.h"
 #include "base/extras.h"
 #include "peer/peer.h"
 
-#include <signal.h>
 #include <stdatomic.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 
 enum { CROWD = 64, OF_LINKS = 16 /* descriptors, at most */ };
 
-struct other {
-	pid_t pid;
-	int fd;
-};
-
-static struct other spawn(void (*serve)(int fd, uint16_t port), uint16_t port)
-{
-	struct other other;
-	int fds[2];
-
-	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
-	fflush(NULL);
-	other.pid = fork();
-	CHECK(other.pid >= 0);
-	if (!other.pid) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		close(fds[0]);
-		on.pd = NULL; /* the parent's */
-		serve(fds[1], port);
-		_exit(0); /* what it has forgotten of its parent looks like a leak */
-	}
-	close(fds[1]);
-	other.fd = fds[0];
-	return other;
-}
-
-static void say(int fd, char what)
-{
-	CHECK(write(fd, &what, 1) == 1);
-}
-
-static char hear(int fd)
-{
-	char what = 0;
-
-	return read(fd, &what, 1) == 1 ? what : 0;
-}
-
-static void join(struct other *other)
-{
-	int status;
-
-	close(other->fd);
-	CHECK(waitpid(other->pid, &status, 0) == other->pid && !status);
-}
+static uint16_t port;
 
 /* Connect so many, one after the other; the sockets go. Then do as we are told: disconnect, be disconnected, or wait for
  * the end. */
-static void crowd(int fd, uint16_t port)
+static void crowd(int fd)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *ids[CROWD];
@@ -97,7 +50,6 @@ static void crowd(int fd, uint16_t port)
 
 static struct rdma_event_channel *channel;
 static struct rdma_cm_id *listener;
-static uint16_t port;
 
 static struct rdma_cm_id *accept_one(void)
 {
@@ -153,7 +105,7 @@ static void accept_crowd(struct rdma_cm_id *ids[CROWD])
 /* How the crowd leaves: it disconnects, is disconnected, or is killed. */
 static void leaves(char how)
 {
-	struct other other = spawn(crowd, port);
+	struct other other = spawn(crowd);
 	struct rdma_cm_id *ids[CROWD];
 	unsigned before = descriptors();
 	uint64_t began;
@@ -309,7 +261,7 @@ static void timewait_after_the_link(void)
 }
 
 /* As soon as it is connected it disconnects, or we do, or both: while it is being handed over. */
-static void hasty(int fd, uint16_t to)
+static void hasty(int fd)
 {
 	struct rdma_event_channel *events = new_channel();
 	struct ibv_wc wc;
@@ -317,7 +269,7 @@ static void hasty(int fd, uint16_t to)
 	for (int i = 0; i < CROWD; i++) {
 		struct rdma_cm_id *id = new_id(events);
 
-		resolve(id, to);
+		resolve(id, port);
 		make_qp(id);
 		CHECK(!rdma_connect(id, &(struct rdma_conn_param){.responder_resources = 1, .retry_count = 7}));
 		want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
@@ -335,7 +287,7 @@ static void hasty(int fd, uint16_t to)
 
 static void at_any_moment(void)
 {
-	struct other other = spawn(hasty, port);
+	struct other other = spawn(hasty);
 	unsigned disconnected = 0, established = 0;
 
 	while (disconnected < CROWD) { /* the next one may ask before we hear that it has left */
@@ -392,13 +344,13 @@ static uint32_t anothers_qpn;
 
 /* Is let in as a process that it is not, with whose memory the server's is linked, offers to hand over, and goes; or
  * stays (say 's'), and sees the end of the socket. */
-static void lie(int fd, uint16_t to)
+static void lie(int fd)
 {
 	struct rn_cm_req req = {.qpn = htobe32(anothers_qpn), .retry_count = 7};
 	unsigned char room[512] __attribute__((aligned(8)));
 	struct rn_cm_handover handover = {.token = "a guess"};
 	struct rn_cm_header rtu;
-	int wire = dial(to);
+	int wire = dial(port);
 
 	send_message(wire, RN_CM_REQ, &req);
 	await_message(wire, RN_CM_REP, room);
@@ -414,14 +366,14 @@ static void lie(int fd, uint16_t to)
 static void in_anothers_name(void)
 {
 	static const char ways[] = "gs";
-	struct other honest = spawn(crowd, port);
+	struct other honest = spawn(crowd);
 	struct rdma_cm_id *ids[CROWD];
 
 	accept_crowd(ids);
 	CHECK(hear(honest.fd) == 'E');
 	anothers_qpn = rn_cm_id(ids[0])->terms.remote_qpn;
 	for (unsigned way = 0; way < 2; way++) {
-		struct other liar = spawn(lie, port);
+		struct other liar = spawn(lie);
 		struct rdma_cm_id *id = accept_one();
 
 		say(liar.fd, ways[way]);
@@ -474,10 +426,10 @@ static void end_by_hand(struct by_hand *side)
 }
 
 /* Calls the connection by a token of zero, or by two tokens, and stays. */
-static void break_rules(int fd, uint16_t to)
+static void break_rules(int fd)
 {
 	struct rn_cm_handover first = {.token = "one"}, second = {.token = "two"}, zero = {.token = ""};
-	struct by_hand side = ask_by_hand(to);
+	struct by_hand side = ask_by_hand(port);
 	struct rn_cm_header rtu;
 
 	send_message(side.wire, RN_CM_RTU, &rtu);
@@ -496,7 +448,7 @@ static void against_the_rules(void)
 	static const char ways[] = "02";
 
 	for (unsigned way = 0; way < 2; way++) {
-		struct other other = spawn(break_rules, port);
+		struct other other = spawn(break_rules);
 		struct rdma_cm_id *id = accept_one();
 
 		say(other.fd, ways[way]);
@@ -508,10 +460,10 @@ static void against_the_rules(void)
 }
 
 /* Says by its link that it has moved, and then, when we are told to, DREQ by the socket after all. */
-static void move_early(int fd, uint16_t to)
+static void move_early(int fd)
 {
 	struct rn_cm_handover ours = {.token = "early"}, theirs;
-	struct by_hand side = ask_by_hand(to);
+	struct by_hand side = ask_by_hand(port);
 	struct rn_peer *peer = rn_peer_get(side.port);
 	struct rn_cm_header header;
 	uint64_t token;
@@ -533,9 +485,9 @@ static void move_early(int fd, uint16_t to)
 }
 
 /* Offers nothing itself, and sees when the other side does; then ends. */
-static void wait_for_offer(int fd, uint16_t to)
+static void wait_for_offer(int fd)
 {
-	struct by_hand side = ask_by_hand(to);
+	struct by_hand side = ask_by_hand(port);
 	struct rn_peer *peer = rn_peer_get(side.port);
 	struct rn_cm_handover theirs;
 	struct rn_cm_header rtu;
@@ -553,7 +505,7 @@ static void wait_for_offer(int fd, uint16_t to)
 
 static void a_young_connection_keeps_its_socket(void)
 {
-	struct other other = spawn(wait_for_offer, port);
+	struct other other = spawn(wait_for_offer);
 	struct rdma_cm_id *id = accept_one();
 
 	say(other.fd, 'g');
@@ -564,7 +516,7 @@ static void a_young_connection_keeps_its_socket(void)
 
 static void what_is_in_the_socket_counts(void)
 {
-	struct other other = spawn(move_early, port);
+	struct other other = spawn(move_early);
 	struct rdma_cm_id *id = accept_one();
 
 	want_none(channel, 50); /* it hears that the other has moved */
