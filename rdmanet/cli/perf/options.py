@@ -218,9 +218,14 @@ def _words_anywhere(parser: argparse.ArgumentParser) -> None:
 def tests_of(words: list[str]) -> tuple[str | None, list[Kind]]:
     """The host, if any, and the tests.
 
-    :raises ValueError: several words are no tests
+    :raises ValueError: a word is a test that there is not, or several are hosts
     """
     hosts = list(dict.fromkeys(word for word in words if word not in KINDS and word not in GROUPS))
+    for word in hosts:
+        if word.endswith(("_lat", "_bw")):
+            raise ValueError(
+                f"there is no test {word!r}; tests: {', '.join(KINDS)}; groups: {', '.join(GROUPS)}"
+            )
     if len(hosts) > 1:
         raise ValueError(
             f"{' and '.join(map(repr, hosts))}: only one of them can be the host; tests: {', '.join(KINDS)}; groups:"
