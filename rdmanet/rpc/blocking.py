@@ -305,9 +305,11 @@ class _CallLoop(PrivateLoop):
             yield
             return
         swap = getattr(asyncio.tasks, "_swap_current_task", None)  # before Python 3.12 each loop has its own
-        task = None if swap is None else swap(loop, None)
-        asyncio._set_running_loop(None)
+        task = asyncio.current_task(loop)
         try:
+            if swap is not None:
+                swap(loop, None)
+            asyncio._set_running_loop(None)
             yield
         finally:
             asyncio._set_running_loop(loop)

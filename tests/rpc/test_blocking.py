@@ -323,3 +323,27 @@ def test_within_a_loop(store: blocking.Client[Store], monkeypatch: pytest.Monkey
         asyncio.run(calls())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))  # type: ignore[arg-type]
     assert asyncio.run(calls()) == 42
+
+
+def test_ctrl_c_as_a_notebooks_loop_is_stopped(
+    store: blocking.Client[Store], monkeypatch: pytest.MonkeyPatch
+):
+    stops = asyncio._set_running_loop
+
+    def interrupted(loop: asyncio.AbstractEventLoop | None) -> None:
+        stops(loop)
+        if loop is None:
+            raise KeyboardInterrupt
+
+    async def calls() -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(asyncio, "_set_running_loop", interrupted)
+            store.double(21)
+        assert asyncio._get_running_loop() is loop and asyncio.current_task() is task
+        await asyncio.sleep(0)
+        found: int = store.double(21)
+        return found
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))  # type: ignore[arg-type]
+    assert asyncio.run(calls()) == 42
