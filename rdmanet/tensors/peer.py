@@ -169,34 +169,33 @@ class Peer:
         :param descriptor: of mode "a" or "rwa"; a slice of it, if that has more than 8 bytes
         :param add: it may be negative
         """
-        remote, offset = await self._number("fetch_and_add", descriptor)
-        return await self._counted(remote.fetch_and_add(offset, add))
+        return await self._atomic(OfferedMemory.fetch_and_add, descriptor, add)
 
     async def compare_and_swap(self, descriptor: Described, compare: int, swap: int) -> int:
         """Store ``swap`` in the 8 bytes that a descriptor says, if they equal ``compare``; returns what was there.
 
         What is said of `fetch_and_add` holds here, too. Cancelling it does, as well.
         """
-        remote, offset = await self._number("compare_and_swap", descriptor)
-        return await self._counted(remote.compare_and_swap(offset, compare, swap))
+        return await self._atomic(OfferedMemory.compare_and_swap, descriptor, compare, swap)
 
-    async def _number(self, call: str, descriptor: Described) -> tuple[OfferedMemory, int]:
-        """The memory that has the 8 bytes, which has been claimed, and where they are there."""
+    async def _atomic(
+        self, operation: Callable[..., Coroutine[Any, Any, int]], descriptor: Described, *numbers: int
+    ) -> int:
+        call = operation.__name__
         described = self._described(call, "a", descriptor)
         if described.nbytes != _ATOMIC_BYTES:
             raise ValueError(
                 f"{call}: {described!r} has {described.nbytes} bytes: take a slice of {_ATOMIC_BYTES}"
             )
-        link = self._link
-        if link is None or link.is_over or self._is_closed:
-            link = await self._linked()
-        remote = link.claimed(described.grant) or await link.claim(described.grant)
-        return remote, described.offset
-
-    async def _counted(self, operation: Coroutine[Any, Any, int]) -> int:
         self._counters["atomics"] += 1
         try:
-            return await operation
+            link = self._link
+            if link is None or link.is_over or self._is_closed:
+                link = await self._linked()
+            remote = link.claimed(described.grant)
+            if remote is None:
+                remote = await link.claim(described.grant)
+            return await operation(remote, described.offset, *numbers)
         except asyncio.CancelledError:
             self._counters["cancelled"] += 1
             raise

@@ -77,8 +77,11 @@ async def test_what_is_refused(owner: tensors.Endpoint, peer: tensors.Peer):
         assert await peer.fetch_and_add(bytes_of[4:12], 1) == 0
         gone = memory.describe(slice(0, 1), mode="a")
         await memory.revoke(gone)
+        before = peer.statistics()
         with pytest.raises(rdmanet.RegionRevokedError):
             await peer.fetch_and_add(gone, 1)
+        after = peer.statistics()
+        assert [after[name] - before[name] for name in ("atomics", "failed")] == [1, 1]
         assert kept.tolist() == [0, 1, 0]
         del kept
     async with owner.register(bytes(8)) as read_only:
