@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar
 
 from rdmanet.errors import RegionRevokedError, shown
@@ -213,7 +214,7 @@ class OfferedMemory(RemoteMemory, frozen=True, eq=False):
         :raises OSError: EOPNOTSUPP where the device has no atomic operations, as those of iWARP
         """
         self._check_atomic("fetch_and_add", offset)
-        return await self._operator.atomic(self, _FETCH_AND_ADD, offset, add % (1 << 64), 0)
+        return await self._operator.atomic(self, _FETCH_AND_ADD, offset, index(add) % (1 << 64), 0)
 
     def _check_atomic(self, call: str, offset: int) -> None:
         self._operator.check_atomics(call)

@@ -31,6 +31,8 @@ async def test_they_return_what_was_there(owner: tensors.Endpoint, peer: tensors
         assert await peer.compare_and_swap(each[1:2], 3, 100) == 3
         assert await peer.fetch_and_add(bytes(each[7:]), -1) == 0
         assert await peer.fetch_and_add(each[7:], 3) == MOST
+        assert await peer.fetch_and_add(each[7:], numpy.int64(-1)) == 2
+        assert await peer.compare_and_swap(each[7:], numpy.uint64(1), numpy.int64(2)) == 1
         mine = numpy.empty(8, "u8")
         await peer.read(each, into=mine)
         assert mine.tolist() == kept.tolist() == [0, 100, 0, 0, 0, 0, 0, 2]
@@ -39,7 +41,7 @@ async def test_they_return_what_was_there(owner: tensors.Endpoint, peer: tensors
         with pytest.raises(PermissionError):
             await peer.read(only, into=mine[:1])
         del kept
-    assert (peer.statistics()["atomics"], peer.statistics()["failed"]) == (7, 0)
+    assert (peer.statistics()["atomics"], peer.statistics()["failed"]) == (9, 0)
 
 
 async def test_many_at_once_lose_nothing(owner: tensors.Endpoint):
