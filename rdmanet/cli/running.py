@@ -38,7 +38,7 @@ _ADVICE: dict[str, tuple[Status, str]] = {
     "did not answer": ("warn", "the server is busy or stopped: `rdmanet ss` says which"),
     "has not answered": ("warn", "the server is busy or stopped: `rdmanet ss` says which"),
     "in time": ("warn", "the server is busy or stopped: `rdmanet ss` says which"),
-    "descriptor": ("warn", "ulimit -n; for a service LimitNOFILE="),
+    "descriptor": ("warn", "raise the limit of descriptors: ulimit -n, for a service LimitNOFILE="),
     "the client came by TCP": ("warn", "look at the client, which has the reason: `rdmanet ss` on its host"),
     NOBODY: ("info", "start the server with `rdmanet run`, or on rdmanet.run()"),
 }

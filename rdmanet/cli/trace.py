@@ -5,8 +5,8 @@ usage: rdmanet trace FILE...                      print the events of all files,
        rdmanet trace FILE... --connection 0x1f    those of one connection, of both its ends; --name sent,credits: of
                                                   these names; --pid PID
 
-The files are of the program `RDMANET_TRACE=FILE program`: one for each process, FILE.PID. A file may be a stranger's:
-what is printed of it has no control characters.
+A program that is run with RDMANET_TRACE=FILE writes them, one for each of its processes: FILE.PID. A file may be a
+stranger's: what is printed of it has no control characters.
 """
 
 import argparse
@@ -27,17 +27,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=file_path, metavar="FILE", help="what RDMANET_TRACE has written"
     )
-    parser.add_argument("--pid", type=int, help="this process only")
+    parser.add_argument("--pid", type=int, help="only events of this process")
     parser.add_argument(
         "--connection",
-        type=lambda text: int(text, 0),
+        type=_queue_pair,
         metavar="QP",
-        help="this queue pair, and that of its peer, only",
+        help="only events of this queue pair, and of its peer's: 0x1f, or 31",
     )
     parser.add_argument(
-        "--name", dest="words", metavar="WORD[,WORD]", help="events only whose names have one of these words"
+        "--name",
+        dest="words",
+        metavar="WORD[,WORD]",
+        help="only events whose names contain one of these words",
     )
-    parser.add_argument("--output", type=file_path, metavar="FILE", help="write one trace, and print nothing")
+    parser.add_argument(
+        "--output", type=file_path, metavar="FILE", help="write the events to this trace, and print nothing"
+    )
+
+
+def _queue_pair(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of a queue pair, such as 0x1f or 31: without --connection all are printed"
+        ) from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +76,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_bytes())["traceEvents"]
         if not all(map(_is_event, found)):
-            raise ValueError("an event makes no sense")
+            raise ValueError("an event lacks a field, or one has the wrong type or range")
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ValueError(f"{path} is no trace: {printable(str(exc), _NAME_MOST)}") from None
     return list(found)

@@ -74,3 +74,9 @@ def test_no_escape_is_printed(tmp_path, capsys):
 def test_there_is_no_such_file(tmp_path, capsys):
     assert main(["trace", str(tmp_path / "none")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_a_connection_that_is_no_number(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["trace", "file", "--connection", "first"])
+    assert "'first' is no number of a queue pair" in capsys.readouterr().err

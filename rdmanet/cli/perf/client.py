@@ -44,7 +44,7 @@ class Session:
         self.control.send(Hello(rdmanet.__version__, os.getpid()))
         if theirs.version != rdmanet.__version__:
             raise PerfError(
-                f"the server has rdmanet {theirs.version}, this is {rdmanet.__version__}: install the same"
+                f"the server has rdmanet {theirs.version}, this is {rdmanet.__version__}: install the same version"
             )
         self.server_cpu = theirs.cpu if theirs.cpu >= 0 else None
 
@@ -69,7 +69,9 @@ class Session:
 
             return interrupts.run(calls.measure(self.control, run, progress), self.factory)
         except EOFError:
-            raise PerfError("the server has ended") from None
+            raise PerfError(
+                "the server has ended, or has closed the connection: see what it has printed"
+            ) from None
         finally:
             progress.clear()
 
@@ -93,7 +95,9 @@ def to_host(
         try:
             session.greet()
         except EOFError:
-            raise PerfError(f"{host} port {port} is no rdmanet perf server: it says nothing") from None
+            raise PerfError(
+                f"{host} port {port} is no rdmanet perf server: it closes the connection"
+            ) from None
         yield session
 
 

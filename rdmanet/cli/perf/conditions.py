@@ -120,7 +120,7 @@ def standing(cpus: list[int], cache_line_ns: float | None) -> list[str]:
         )
     nodes = {node for cpu in cpus if (node := _node(cpu)) is not None}
     if len(nodes) > 1:
-        said.append(f"the CPUs are of different memory nodes: {', '.join(map(str, sorted(nodes)))}")
+        said.append(f"the CPUs are of different NUMA nodes: {', '.join(map(str, sorted(nodes)))}")
     governors = {governor for cpu in cpus if (governor := _governor(cpu))}
     if governors - {"performance"}:
         said.append(

@@ -12,8 +12,8 @@
                         <-  Done               what the server measured
 
 Failed comes instead of any answer, and says why; the server goes on with the next Run. The end of the connection ends
-it all. Who listens takes nothing on trust: each line has a limit, its type is checked, and each number has a range, so
-that a stranger can make it measure, and cannot make it allocate what it has not.
+it all. Who listens takes nothing on trust: each line has a limit, its type is checked, and each number has a range. So
+a stranger can make it measure, but not allocate more than these limits.
 """
 
 import ipaddress
@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     :ivar inline: up to so many bytes are posted inline (-I)
     :ivar events: sleep until a completion comes (-e)
     :ivar both_ways: both sides send (-b)
-    :ivar outstanding: READs and atomics that a queue pair has under way at once (-o)
+    :ivar outstanding: outstanding READs and atomics of each queue pair (-o)
     :ivar api: how streams are used
     :ivar in_flight: calls of rpc_bw at once
     """
@@ -194,7 +194,10 @@ class Control:
         while not self._lines:
             left = None if until is None else max(0.0, until - time.monotonic())
             if not select.select([self.sock], [], [], left)[0]:
-                raise PerfError(f"the other side has said nothing for {seconds:.0f} s")
+                raise PerfError(
+                    f"the other side has said nothing for {seconds:.0f} s: it is stopped or busy (a server takes one"
+                    " client at a time)"
+                )
             data = self.sock.recv(1 << 16)
             if not data:
                 raise EOFError("the other side has ended")

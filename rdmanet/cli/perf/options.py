@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_within(1, MOST_OUTSTANDING),
         default=16,
         metavar="N",
-        help="READs and atomics that a queue pair has under way at once (default: 16)",
+        help="outstanding READs and atomics of each queue pair (default: 16)",
     )
     verbs.add_argument(
         "-I",
@@ -180,8 +180,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cpus",
         type=_cpus,
         metavar="CPU[,CPU]",
-        help="pin the server and the client to these; between machines, or for a server, the one process"
-        " (default: the first two that it may use); - pins nothing",
+        help="pin the server and the client to these (default: the first two that this process may use); with HOST, and"
+        " for `perf server`, one CPU, for this process (default: not pinned); - pins nothing",
     )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument(
@@ -370,15 +370,18 @@ def wrong_together(args: argparse.Namespace, kinds: list[Kind], host: str | None
     relative = any(limit.relative for limit in args.require)
     over_unix = [kind.name for kind in kinds if kind.over == "unix"]
     checks: list[tuple[Any, str]] = [
-        (args.iters and args.duration is not None, "either -n or -D"),
-        (args.all and args.size, "either -a or -s"),
-        (args.json and args.csv, "either --json or --csv"),
-        (args.duration == 0, "-D 0 measures nothing"),
+        (args.iters and args.duration is not None, "either -n or -D, not both"),
+        (args.all and args.size, "either -a or -s, not both"),
+        (args.json and args.csv, "either --json or --csv, not both"),
+        (args.duration == 0, "-D 0 measures nothing: give a longer time, or -n"),
         (relative and not args.compare, "--require with x, a ratio, needs --compare"),
         (
             host is not None and over_unix,
             f"{', '.join(over_unix)}: a Unix socket does not reach another machine",
         ),
-        (host is not None and len(args.cpus or []) > 1, "--cpus: with HOST only the CPU of this process"),
+        (
+            host is not None and len(args.cpus or []) > 1,
+            "--cpus: with HOST give one CPU, for this process; the server has --cpus of its own",
+        ),
     ]
     return next((words for wrong, words in checks if wrong), None)

@@ -94,12 +94,13 @@ class Side:
         attributes = self.context.query_device()
         if not 1 <= self.place.port <= attributes.phys_port_cnt:
             raise PerfError(
-                f"{self.context.name} has no port {self.place.port} (-i): it has {attributes.phys_port_cnt}"
+                f"{self.context.name} has no port {self.place.port} (-i): its ports are 1 to {attributes.phys_port_cnt}"
             )
         port = self.context.query_port(self.place.port)
         if self.settings.connection == "UD" and self.run.size > port.active_mtu.bytes:
             raise PerfError(
                 f"a datagram has at most {port.active_mtu.bytes} bytes on {self.context.name}, not {self.run.size}"
+                " (-s)"
             )
         return port
 
@@ -108,7 +109,8 @@ class Side:
         if max(sends + 1, receives) > most:
             raise PerfError(
                 f"{self.settings.queue_pairs} queue pairs (-q) with {self.settings.depth} requests (-t) and"
-                f" {self.receive_depth} receives (-r) each: a completion queue of {self.context.name} holds {most}"
+                f" {self.receive_depth} receives (-r) each: a completion queue of {self.context.name} holds {most}:"
+                " give fewer"
             )
 
     # ---- What the other side is told, and what follows ----

@@ -20,7 +20,7 @@ MOST_FILE_BYTES = 64 << 20
 
 
 class Latency(msgspec.Struct):
-    """Times of single messages, in microseconds: half a round trip of what is answered, else the whole time.
+    """Times of single messages, in microseconds: half a round trip of WRITE and SEND, else the whole time.
 
     :ivar cells: the histogram: [nanoseconds, how many]
     """

@@ -45,7 +45,7 @@ def session(control: Control, place: Place, cpu: int | None, factory: Callable[[
     control.send(Hello(rdmanet.__version__, os.getpid(), -1 if cpu is None else cpu))
     theirs = control.receive(Hello)
     if theirs.version != rdmanet.__version__:
-        why = f"the client has rdmanet {theirs.version}, the server {rdmanet.__version__}: install the same"
+        why = f"the client has rdmanet {theirs.version}, the server {rdmanet.__version__}: install the same version"
         control.send(Failed(why))
         raise PerfError(why)
     while True:

@@ -165,7 +165,8 @@ def _of(results: list[Result], ours: Result, over: str) -> Result | None:
 
 
 def compared(old: Report, results: list[Result]) -> str:
-    """Ratios to an earlier run, with the noise of both: how far their samples differ from their mean."""
+    """Ratios to an earlier run, with the noise: the standard deviation of the samples, relative to their mean, of the
+    noisier run."""
     rows = [["test", "bytes", "metric", "before", "now", "ratio", "noise"]]
     for result in results:
         before = find(old, result)
@@ -184,7 +185,7 @@ def compared(old: Report, results: list[Result]) -> str:
             ratio = f"{result.cpu_us / cpu:.3f}"
             rows.append([result.test, str(result.size), "cpu", _short(cpu), _short(result.cpu_us), ratio, ""])
     if len(rows) == 1:
-        return " nothing of this run is in the earlier one"
+        return " no test and size of this run is in the earlier one"
     return table(rows, indent=" ")
 
 

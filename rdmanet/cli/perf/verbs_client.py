@@ -114,7 +114,8 @@ class _Measurement:
 
     def why_silent(self) -> str:
         return (
-            f"{self.run.kind}: nothing has completed for {SILENT_S:.0f} s: a message was lost"
+            f"{self.run.kind}: nothing has completed for {SILENT_S:.0f} s: a message was lost, which"
+            f" {self.settings.connection} does not send again; -c RC does"
             if self.settings.connection != "RC"
             else f"{self.run.kind}: nothing has completed for {SILENT_S:.0f} s: the peer does not answer"
         )
