@@ -7,14 +7,14 @@
  * one goes over the link, and with it all messages of the connection (link.c).  It costs no socket, no accept, and no
  * question to the kernel.
  *
- *      asker                                               asked
+ *      asker (active side)                                 asked (passive side)
  *      REQ, the listener's cookie, a token --- link --->   an event for the program
  *                                          <-- link ----   REP, or ELSEWHERE
  *
  * The cookie is the number that the kernel gave the listening socket, and gives no other.  Who is asked takes the request
  * only if that very socket still listens; a connection by TCP to the same address would get there.  In all other cases
- * it answers ELSEWHERE: there is no such listener any more; its program has as many unread requests as it wants; a secret
- * was set meanwhile.  Then the asker connects by TCP, as it does if the process ends and another listens there.
+ * it answers ELSEWHERE: there is no such listener any more; its backlog is full; a secret was set meanwhile.  Then the
+ * asker connects by TCP, as it does if the process ends and another listens there.
  *
  * What a program may ask a program for does not change.  Who is linked may read and write this process's memory anyhow
  * (peer/proof.c), and is of our own user.

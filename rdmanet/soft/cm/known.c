@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Listeners of this host that have spoken our protocol by TCP, and where; the kernel never uses a cookie twice.  (A name
- * alone is not enough: its listener may be there by name only, beside a TCP program.)  Of one whose process has accepted
- * a connection the port of that process's queue pairs is known, too: link.c.
+ * alone is not enough: its listener may be there by name only, beside a TCP program.)  Once a listener's process has
+ * accepted a connection, the port of that process is known, too: the upper bits of its queue pairs' numbers, by which a
+ * link to it is found (ask.c).
  *
  * Used on the engine, or by a thread that stands in for it.
  */

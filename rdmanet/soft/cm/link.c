@@ -3,13 +3,14 @@
  * What goes over the links between two processes (peer/peer.h), of a connection that has no socket: it was asked for by
  * a link (ask.c), or has been handed over to the links (handover.c).
  *
- * A message names its connection by a token.  One that was asked for by a link has the asker's, on both sides, and the
- * message says for which side it is.  One that was handed over has a token of each side.  A message counts only if it
- * comes from the process for which the connection is watched, so no process can speak of another's connection.
+ * A message names its connection by a token.  A connection that was asked for by a link has the asker's token on both
+ * sides, so the message says for which side it is.  A connection that was handed over has a token of each side.  A
+ * message counts only if it comes from the process for which the connection is watched, so no process can speak of
+ * another's connection.
  *
- * A link has no end to wait for: after the last word of a connection nothing is left.  Of one that was asked for by a
- * link, and ends here without a last word, by a time limit, say, an empty message tells the other side what the end of a
- * socket would have told it.
+ * A link does not end with a connection, as a socket does.  So if a connection that was asked for by a link ends here
+ * without a last message, by a time limit, say, an empty message tells the other side what the end of a socket would
+ * have told it.
  */
 #include "cm/wire.h"
 #include "peer/peer.h"
