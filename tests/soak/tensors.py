@@ -95,6 +95,8 @@ class Soak:
             owner = choose.choice(self.owners)
             try:
                 await Part(self, owner, slot, choose).use()
+            except RegionRevokedError:
+                raise  # nobody has revoked it
             except (OSError, EOFError):
                 self.done["lost"] += 1
                 await asyncio.sleep(0.01)
