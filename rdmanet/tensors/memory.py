@@ -91,7 +91,12 @@ class Grant:
         regions = self._keys.pop(binding, None)
         if regions is not None and not binding.over.done() and regions.take_back(binding, RETURN_S):
             self._ending.add(binding.over)
-            binding.over.add_done_callback(self._ending.discard)
+            binding.over.add_done_callback(self._key_ended)
+
+    def _key_ended(self, over: asyncio.Future[None]) -> None:
+        self._ending.discard(over)
+        if not self._ending:
+            self.memory.ending.pop(self._id, None)
 
     def end(self) -> set[asyncio.Future[None]]:
         """From now on nobody can claim it. Returns what is done when nobody has a key any more."""
@@ -101,6 +106,8 @@ class Grant:
             self._timer = None
         for binding in list(self._keys):
             self.let_go(binding)
+        if self._ending:
+            self.memory.ending[self._id] = self
         return set(self._ending)
 
 
@@ -132,6 +139,7 @@ class Memory:
         self.registered = RegisteredMemory(view)
         self.address = address_of(view)
         self.grants = grants
+        self.ending: dict[bytes, Grant] = {}  # that nobody can claim any more, while there are keys of theirs
         self.loop = loop
         self._is_readonly = view.readonly
         self._endpoint = endpoint
@@ -195,17 +203,18 @@ class Memory:
         """End what a descriptor stands for, or all that there is of this memory.
 
         When it returns, nobody can touch the memory by it. A peer that does not let go in a quarter of a second has its
-        key taken, and with that its connection, if it used it. Cancelling ends only the wait. What has ended already is
-        none of its business.
+        key taken, and with that its connection, if it used it. Cancelling ends only the wait. It
+        waits, too, for the keys of what has ended before, by its lease, say.
 
         :raises DescriptorError: these bytes are no descriptor
         """
         if descriptor is None:
             grants = [grant for grant in self.grants.values() if grant.memory is self]
+            grants += self.ending.values()
         else:
             if not isinstance(descriptor, Descriptor):
                 descriptor = Descriptor.from_bytes(descriptor)
-            found = self.grants.get(descriptor.grant)
+            found = self.grants.get(descriptor.grant) or self.ending.get(descriptor.grant)
             grants = [found] if found is not None and found.memory is self else []
         ending = set().union(*(grant.end() for grant in grants))
         if ending:

@@ -59,6 +59,22 @@ async def test_revoking_one_and_all(owner: tensors.Endpoint, peer: tensors.Peer)
     assert peer.statistics()["connections"] == 1
 
 
+@pytest.mark.parametrize("what", ["one", "all"])
+async def test_revoking_what_has_ended_awaits_its_keys(
+    owner: tensors.Endpoint, peer: tensors.Peer, what: str
+):
+    async with owner.register(bytearray(b"text")) as memory:
+        described = memory.describe()
+        await peer.read(described, into=bytearray(4))
+
+        async def again() -> None:
+            assert len(memory.held()) == 1
+            await memory.revoke(described if what == "one" else None)
+            assert not memory.held() and not memory.ending
+
+        await asyncio.gather(memory.revoke(described), again())
+
+
 async def test_revoking_what_is_being_claimed(owner: tensors.Endpoint, peer: tensors.Peer):
     async with owner.register(bytearray(4)) as memory:
         for turns in range(12):
