@@ -20,6 +20,7 @@ pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/cons
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
              rdmanet/wire/*.py rdmanet/wire/*.pxd rdmanet/rpc/*.pyx \
              rdmanet/soft/*/*.c rdmanet/soft/*/*.h rdmanet/soft/soft.map)
+modules := $(wildcard rdmanet/*.py rdmanet/*/*.py rdmanet/*/*/*.py rdmanet/*/*/*/*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -85,7 +86,7 @@ steady: build $(VENV)/.test ## run tests again and again beside load (ARGS="test
 setup: build $(VENV)/.test ## set everything up for the tests
 	@:
 
-build: $(VENV)/.built ## build the extension and the embedded device in place
+build: $(VENV)/.built $(VENV)/.compiled ## build the extension and the embedded device in place
 	@:
 
 # pip installs only the files whose hashes are in requirements/, and builds none itself. The same holds for what building
@@ -112,6 +113,12 @@ $(VENV)/.docs: $(VENV)/.run
 
 $(VENV)/.built: $(VENV)/.run $(sources)
 	@scripts/progress "building (a minute or two the first time)" $(py) setup.py --quiet build_ext --inplace
+	@touch $@
+
+# As pip does with what it installs. Users who may not write here, and programs with PYTHONDONTWRITEBYTECODE, would
+# compile each module in each process that imports it, which takes more time than a first connection takes without.
+$(VENV)/.compiled: $(VENV)/.run $(modules)
+	@$(py) -m compileall -q rdmanet
 	@touch $@
 
 # In an environment of its own: this chooses what the others contain.

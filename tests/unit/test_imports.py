@@ -3,6 +3,7 @@
 Those of rdmanet.frameworks import what is not installed here; make frameworks tries them.
 """
 
+import pathlib
 import subprocess
 import sys
 
@@ -21,3 +22,18 @@ def test_without_a_warning():
     done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM], **options)
     assert (done.returncode, done.stderr) == (0, "")
     assert {"rdmanet.rpc", "rdmanet.loop", "rdmanet.testing"} <= {*done.stdout.split()}
+
+
+def test_make_compiles_them_for_users_who_cannot_write_here():
+    """Else each of their processes compiles all modules anew, which takes it longer than all else at its start."""
+    tree = pathlib.Path(__file__).parents[2]
+    deepest = max((tree / "rdmanet").rglob("*.py"), key=lambda module: len(module.parts))
+    for changed in ("rdmanet/errors.py", str(deepest.relative_to(tree))):
+        would = subprocess.run(
+            ["make", "--dry-run", "--what-if", changed, "build"],
+            cwd=tree,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "compileall -q rdmanet" in would.stdout, changed
