@@ -68,7 +68,7 @@ async def test_such_a_listener_takes_tcp_alone(option, address, caplog):
 
 @pytest.mark.parametrize("option", [attach_filter, demand_few_hops])
 async def test_without_the_question_they_get_in(option, monkeypatch):
-    """The control: nobody looks at the options. 
+    """The control: nobody looks at the options.
 
     (A listener of one interface is not found by the switch either: tests/security/test_interfaces.py has its control.)
     """
