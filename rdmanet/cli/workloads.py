@@ -59,10 +59,8 @@ class _Server(asyncio.BaseProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def eof_received(self) -> bool:
-        self.transport.write(self.meter.report())
-        self.transport.write_eof()
-        return True  # stay open: the client closes once it has the report
+    def eof_received(self) -> None:
+        self.transport.write(self.meter.report())  # and the transport closes once it has written that
 
 
 class Echo(_Server, asyncio.Protocol):
