@@ -13,6 +13,7 @@ import functools
 import gc
 import os
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -73,6 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "embedded_only(why): about something that devices of the kernel have not, or that takes no device",
     ):
         config.addinivalue_line("markers", marker)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts what is to run in the background. Some tests press Ctrl-C, here and in their own processes.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if (name := config.getoption("--device")) != "embedded":
         # For the stream tests' own processes too.
         os.environ["RDMANET_DEVICE"] = name
