@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from rdmanet._core import Blocks
+from rdmanet.credit import OtherVersionError
 from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
 from rdmanet.stream.bindings import State
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -133,13 +134,16 @@ class Link(asyncio.Protocol):
         except ProtocolError as exc:
             logger.warning("%r: the peer broke the protocol: %s", self, exc)
             self._error = self._error or exc.with_traceback(None)
-            self.transport.abort()
+            if isinstance(exc, OtherVersionError):
+                self.transport.close()  # our Hello is sent before that: the peer can say so, too
+            else:
+                self.transport.abort()
 
     def _greeted(self, message: Message) -> None:
         if not isinstance(message, Hello):
             raise ProtocolError(f"the peer begins with a {type(message).__name__}, and not with a Hello")
         if message.version != VERSION:
-            raise ProtocolError(
+            raise OtherVersionError(
                 f"the peer speaks version {message.version} of this protocol, and not {VERSION}"
             )
         self.endpoint.set_result(message.endpoint)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import secrets
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ import rdmanet
 from rdmanet import tensors
 from rdmanet.errors import ProtocolError
 from rdmanet.stream.bindings import Binding
+from rdmanet.stream.rdma_transport import RdmaTransport
 from rdmanet.stream.regions import Regions
 from rdmanet.tensors import messages
 from rdmanet.tensors.link import KEYS_MOST, Dialled, Served
@@ -173,6 +174,28 @@ async def test_who_speaks_otherwise_is_cut_off(
         mine = bytearray(4)
         await peer.read(memory.describe(), into=mine)
         assert mine == b"text"
+
+
+async def test_an_owner_of_another_version(
+    owner: tensors.Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Each side hears the other's Hello and cuts it off; both say both versions."""
+
+    def connection_made(self: Served, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(RdmaTransport, transport)
+        self.say(Hello(2, self._ours))
+
+    def greeted(self: Served, message: messages.Message) -> None:
+        assert isinstance(message, Hello)
+        raise ProtocolError(f"the peer speaks version {message.version} of this protocol, and not 2")
+
+    monkeypatch.setattr(Served, "connection_made", connection_made)
+    monkeypatch.setattr(Served, "_greeted", greeted)
+    async with tensors.open() as endpoint:
+        with pytest.raises(ConnectionResetError, match="speaks version 2 of this protocol, and not 1"):
+            await endpoint.connect(owner.address())
+    assert "the peer speaks version 2 of this protocol, and not 1" in caplog.text
+    await until_seen(lambda: "the peer speaks version 1 of this protocol, and not 2" in caplog.text)
 
 
 async def test_claims_of_a_stranger(owner: tensors.Endpoint, caplog: pytest.LogCaptureFixture):
