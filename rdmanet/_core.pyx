@@ -74,6 +74,12 @@ from rdmanet.wire.remote import RemoteMemory, bounds
 
 logger = logging.getLogger("rdmanet")
 
+# A build of CPython without the lock switches it on for this module, unless it was told never to.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "rdmanet needs Python's global lock (GIL), which PYTHON_GIL=0 or -X gil=0 keeps off. Start the program without "
+        "that: then Python switches the lock on when rdmanet is imported")
+
 include "_pyx/errors.pxi"        # return codes to exceptions
 include "_pyx/record.pxi"        # the dataclasses among the verbs' structures
 include "_pyx/wrid.pxi"          # to whom a completion belongs: the layouts of wr_id

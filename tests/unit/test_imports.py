@@ -16,6 +16,12 @@ for module in pkgutil.walk_packages(rdmanet.__path__, "rdmanet."):
         print(module.name)
 """
 
+WITHOUT_THE_LOCK = """
+import sys
+sys._is_gil_enabled = lambda: False
+import rdmanet.verbs
+"""
+
 
 def test_without_a_warning():
     options = {"capture_output": True, "text": True, "timeout": 60, "check": False}
@@ -37,3 +43,12 @@ def test_make_compiles_them_for_users_who_cannot_write_here():
             check=True,
         )
         assert "compileall -q rdmanet" in would.stdout, changed
+
+
+def test_needs_the_global_lock():
+    """Of a build of CPython that has none, and that PYTHON_GIL=0 keeps from switching it on."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_LOCK], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "ImportError: rdmanet needs Python's global lock (GIL), which PYTHON_GIL=0" in done.stderr
