@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* To whom a thread that polls in vain leaves its CPU: to other processes, not to a thread that waits for its lock. */
+/* To whom a thread that polls in vain leaves its CPU: to other processes, not to a thread that waits for its lock, and
+ * to nobody if it sleeps anyhow. */
 #include "pair.h"
 
 #include <pthread.h>
@@ -84,13 +85,10 @@ static enum rn_taker taker(void)
 	return found;
 }
 
-static void test_another_process(void)
+static pid_t computing_child(void)
 {
-	pid_t parent = getpid(), child;
-	int times;
+	pid_t parent = getpid(), child = fork();
 
-	share_one_cpu();
-	child = fork();
 	if (!child) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		while (getppid() == parent) /* it may have gone before that */
@@ -98,17 +96,52 @@ static void test_another_process(void)
 		_exit(0);
 	}
 	CHECK(child > 0);
-	for (times = 0; times < 10; times++)
-		CHECK_EQ(taker(), RN_TAKER_OTHERS);
+	return child;
+}
+
+static void end(pid_t child)
+{
 	CHECK_EQ(kill(child, SIGKILL), 0);
 	CHECK_EQ(waitpid(child, NULL, 0), child);
 	CHECK_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+static void test_another_process(void)
+{
+	pid_t child;
+	int times;
+
+	share_one_cpu();
+	child = computing_child();
+	for (times = 0; times < 10; times++)
+		CHECK_EQ(taker(), RN_TAKER_OTHERS);
+	end(child);
+}
+
+/* It would run again only after all others, but one that is woken comes first. */
+static void test_a_thread_that_arms_and_sleeps_keeps_its_cpu(void)
+{
+	pid_t child;
+	int times;
+
+	open_pair();
+	share_one_cpu();
+	child = computing_child();
+	CHECK_EQ(taker(), RN_TAKER_OTHERS);
+	for (times = 0; times < 10; times++) {
+		CHECK_EQ(ibv_req_notify_cq(a.cq, 0), 0);
+		CHECK_EQ(rn_offer_cpu(), RN_TAKER_NOBODY);
+	}
+	CHECK_EQ(taker(), RN_TAKER_OTHERS); /* a second later */
+	end(child);
+	close_pair();
 }
 
 int main(void)
 {
 	RUN(test_a_lock_held_while_polling);
 	RUN(test_another_process);
+	RUN(test_a_thread_that_arms_and_sleeps_keeps_its_cpu);
 	expect_live_nothing();
 	return 0;
 }

@@ -12,6 +12,14 @@
 #include "base/engine.h"
 
 enum { NOBODY_NS = 1500, SLICE_NS = 100000 /* at least */ };
+#define LATER_NS 1000000000u
+
+static _Thread_local uint64_t armed_ns;
+
+void rn_offer_later(void)
+{
+	armed_ns = rn_tick_ns();
+}
 
 static uint64_t cpu_time_of_process(void)
 {
@@ -23,10 +31,12 @@ static uint64_t cpu_time_of_process(void)
 
 enum rn_taker rn_offer_cpu(void)
 {
-	uint64_t ours = cpu_time_of_process();
-	uint64_t began = rn_now_ns();
-	uint64_t away;
+	uint64_t ours, began, away;
 
+	if (armed_ns && rn_tick_ns() - armed_ns < LATER_NS)
+		return RN_TAKER_NOBODY;
+	ours = cpu_time_of_process();
+	began = rn_now_ns();
 	sched_yield();
 	away = rn_now_ns() - began;
 	if (away <= NOBODY_NS)

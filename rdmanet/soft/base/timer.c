@@ -18,6 +18,14 @@ uint64_t rn_now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+uint64_t rn_tick_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 /* --- the heap --------------------------------------------------------------------------------- */
 
 /* A pairing heap: no allocation, O(1) to set, O(log n) amortised to take out; the connection

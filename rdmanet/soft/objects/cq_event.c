@@ -36,6 +36,7 @@
 #include <unistd.h>
 
 #include "base/fence.h"
+#include "base/offer.h"
 #include "objects/cq_inside.h"
 #include "objects/own_look.h"
 
@@ -306,6 +307,7 @@ int rn_cq_request_notify(struct ibv_cq *ibv_cq, int solicited_only)
 
 	if (rn_is_foreign(ibv_cq->context))
 		return ENODEV;
+	rn_offer_later();
 	if (unlikely(atomic_load_explicit(&cq->num_tcp, memory_order_acquire)))
 		atomic_load_explicit(&cq->source, memory_order_relaxed)->arm(cq);
 	rn_own_moves();

@@ -21,7 +21,6 @@
  * it was queued.
  */
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/fence.h"
 #include "base/offer.h"
@@ -219,18 +218,16 @@ static int post_locked(struct rn_qp *qp, struct ibv_send_wr *wr, struct ibv_send
  * Programs that watch their memory for an answer call nothing that could tell us that they wait (ib_write_lat does);
  * if there are more such than CPUs, each message takes a time slice.  A program that posts rarely, as the scheduler's
  * clock ticks, is one of them or can afford it: it offers its CPU after posting, as long as another process takes it.
- * One that posts without pause sees the clock tick now and then, but never twice running.
+ * One that posts without pause sees the clock tick now and then, but never twice running; one that sleeps offers nothing
+ * (base/offer.h).
  */
 static void posted(void)
 {
 	enum { IN_A_ROW = 64 };
 	static _Thread_local uint64_t last_tick;
 	static _Thread_local unsigned ticks, offers;
-	struct timespec now;
-	uint64_t tick;
+	uint64_t tick = rn_tick_ns();
 
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-	tick = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 	ticks = tick == last_tick ? 0 : ticks + 1;
 	last_tick = tick;
 	if (ticks >= 2)
