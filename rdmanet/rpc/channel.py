@@ -468,6 +468,8 @@ class Channel:
             pending.fail(exc)
             if isinstance(exc, ENDS_THE_PROGRAM):
                 raise
+        finally:
+            del future, pending  # which have the error, and that has this frame
 
     def _on_failure(self, message: Failure) -> None:
         pending = self.book.failure(message.number)

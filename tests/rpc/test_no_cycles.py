@@ -46,11 +46,13 @@ class Holds(rpc.Service):
             raise asyncio.CancelledError
         if how == "unsendable":
             return asyncio.Lock()  # type: ignore[return-value]
+        if how == "wrong":
+            return 1  # type: ignore[return-value]
         await self.gate.wait()
 
     async def items(self, data: numpy.ndarray, how: str) -> AsyncIterator[int]:
         self._saw(data)
-        yield 1
+        yield "1" if how == "wrong" else 1  # type: ignore[misc]
         await self.fail(data, how)
 
     async def take(self, data: numpy.ndarray, how: str, numbers: AsyncIterator[int]) -> None:
@@ -179,8 +181,8 @@ async def watched(net: Net, kind: str = "plain", **options: Any) -> tuple[Holds,
 async def test_what_a_method_raises(net: Net, method: str, kind: str, size: int):
     _, server, client, watch = await watched(net, kind, interceptors=[passes] if kind == "both" else [])
     with without_collector():
-        for how in ("error", "cancelled", "mistake", "unsendable"):
-            if how == "unsendable" and method != "fail":
+        for how in ("error", "cancelled", "mistake", "unsendable", "wrong"):
+            if (how == "unsendable" and method != "fail") or (how == "wrong" and method in ("take", "echo")):
                 continue
             assert await dropped(make(client, method, watch.array(size), how)) is rpc.Error
         assert await watch.is_over(server)
