@@ -298,8 +298,8 @@ _STATUS: dict[int, tuple[str, int, str]] = {
     16: (
         "remote aborted",
         errno.ECONNABORTED,
-        "on the embedded device: the peer does not have the same secret (RDMANET_SOFT_SECRET_FILE or "
-        "RDMANET_SOFT_SECRET)",
+        "on the embedded device: the peer has another version of rdmanet, or not the same secret "
+        "(RDMANET_SOFT_SECRET_FILE or RDMANET_SOFT_SECRET); both logs say which",
     ),
     19: ("fatal error", errno.EIO, ""),
     20: ("response timeout", errno.ETIMEDOUT, ""),

@@ -144,3 +144,10 @@ def test_a_lost_device_is_named_and_no_peer():
     error = errors.DeviceLostError("mlx5_0", "DEVICE_FATAL")
     errors.name_peer(error, PEER)
     assert "mlx5_0" in str(error) and "10.0.0.1" not in str(error)
+
+
+def test_aborted_by_another_version():
+    """The device answers so to a peer of another version, too, and not only to one without its secret."""
+    assert "the peer has another version of rdmanet, or not the same secret" in str(
+        errors.completion_error(16, "send", 0, 0x11)
+    )
