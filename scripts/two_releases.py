@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that this tree and an older commit, each installed from its wheel on one host, understand or refuse each other.
 
-usage: scripts/two_releases.py [COMMIT]
+usage: scripts/two_releases.py [COMMIT ...]
 
-COMMIT is by default the last release or, as long as there is none, the last commit whose device spoke version 5. Each
-of the two serves, and the other is its client: by examples/echo_server.py, by examples/rpc.py, and on the event loop.
-What must happen follows from the versions in both sources, as docs/developers/releasing.md says. If they are equal, the
-client is served. If not, a stream and a call end with an error, and the event loop takes TCP. This tree says both
-versions: as the client in its error or its `fabric_reason`, as the server of a stream or of calls in its log.
+COMMIT is by default the last release or, as long as there is none, two commits: the first that speaks this tree's
+versions, and one whose device speaks another. This tree serves, the other is its client, and the other way round: by
+streams, calls, tensors, the event loop, and verbs, whose queue pairs are connected by the connection manager or by
+hand and then share memory. What must happen follows from the versions in both sources, as docs/developers/releasing.md
+says. If they are equal, the client is served. If not, the event loop takes TCP, and everything else ends with an error.
+This tree says both versions: as the client in its error, its log or its `fabric_reason`, as the server in its log,
+except on the event loop. What an older commit does not have yet is skipped.
 
     exit status   0: so it is; 1: it is not, or a wheel cannot be built
 """
@@ -24,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WHILE_THERE_IS_NO_RELEASE = "c77a8ae"
+WHILE_THERE_IS_NO_RELEASE = ["4aec4873", "4bb08e85"]
 PATIENCE_S = 60
 
 VERSIONS = {
     "the device's protocol": ("rdmanet/soft/base/version.h", r"define RN_WIRE_VERSION (\d+)"),
     "the streams' protocol": ("rdmanet/credit.py", r"^VERSION.* = (\d+)"),
     "the protocol of rdmanet.rpc": ("rdmanet/rpc/messages.py", r"^VERSION.* = (\d+)"),
+    "the tensors' protocol": ("rdmanet/tensors/messages.py", r"^VERSION.* = (\d+)"),
     "the doors' protocol": ("rdmanet/loop/doors.py", r"^(?:VERSION = |_GREETING = b\"rdmanet-stream )(\d+)"),
 }
 
@@ -55,10 +58,28 @@ async def call(port):
 rdmanet.run(call(int(sys.argv[1])) if sys.argv[1:] else serve())
 """
 
+TENSORS = """
+import asyncio, sys
+from rdmanet import tensors
+
+async def serve():
+    async with tensors.open() as owner, owner.register(bytearray(b"hello")) as memory:
+        print("listening on", owner.address().hex() + "_" + memory.describe().hex(), flush=True)
+        await asyncio.Event().wait()
+
+async def call(address, descriptor):
+    async with tensors.open() as endpoint:
+        into = bytearray(5)
+        await (await endpoint.connect(address)).read(descriptor, into)
+        print("read", into.decode())
+
+asyncio.run(call(*map(bytes.fromhex, sys.argv[1].split("_"))) if sys.argv[1:] else serve())
+"""
+
 
 @dataclass(frozen=True)
 class Kind:
-    """A server and its client: arguments of each release's own Python, the client's before the server's port."""
+    """A server and its client: arguments of each release's own Python, the client's before where the server listens."""
 
     name: str
     server: tuple[str, ...]
@@ -68,13 +89,19 @@ class Kind:
     refused: str  # and among what it says if it is refused: on the event loop it is served all the same
 
 
-DEVICE, STREAMS, RPC, DOORS = VERSIONS
+DEVICE, STREAMS, RPC, TENSOR, DOORS = VERSIONS
 ECHO = ("examples/echo_server.py", "--streams", "127.0.0.1", "0"), ("examples/echo_client.py", "127.0.0.1")
 CALL = ("examples/rpc.py", "serve", "127.0.0.1", "0"), ("examples/rpc.py", "call", "127.0.0.1")
 LOOP = ("-P", "-c", ON_THE_LOOP), ("-P", "-c", ON_THE_LOOP)
+READ = ("-P", "-c", TENSORS), ("-P", "-c", TENSORS)
+CM = ("examples/rping.py", "-s", "-p", "0"), ("examples/rping.py", "-c", "-a", "127.0.0.1", "-p")
+BY_HAND = ("examples/rc_pingpong.py", "-p", "0"), ("examples/rc_pingpong.py", "127.0.0.1", "-p")
 KINDS = [
     Kind("stream", *ECHO, (DEVICE, STREAMS), "hello\n", ""),
     Kind("rpc", *CALL, (DEVICE, STREAMS, RPC), "counted [0, 1, 2, 3, 4]\n", ""),
+    Kind("tensors", *READ, (DEVICE, STREAMS, TENSOR), "read hello\n", ""),
+    Kind("verbs by the connection manager", *CM, (DEVICE,), "", ""),
+    Kind("verbs by hand", *BY_HAND, (DEVICE,), "1000 iters in ", ""),
     Kind("loop", *LOOP, (DOORS, DEVICE, STREAMS), "hello\n rdma ", "hello\n tcp "),
 ]
 
@@ -106,15 +133,16 @@ def install(name: str, tree: Path, folder: Path) -> Release:
         subprocess.run(command, cwd=tree, env=environment(), check=True)
     versions = {}
     for protocol, (file, pattern) in VERSIONS.items():
-        found = re.search(pattern, (tree / file).read_text(), re.MULTILINE)
-        assert found, f"{name} has no version in {file}"
-        versions[protocol] = int(found[1])
+        if (tree / file).exists():
+            found = re.search(pattern, (tree / file).read_text(), re.MULTILINE)
+            assert found, f"{name} has no version in {file}"
+            versions[protocol] = int(found[1])
     return Release(name, tree, python, versions)
 
 
 @contextlib.contextmanager
 def serving(release: Release, kind: Kind, log: Path) -> Iterator[str]:
-    """The port of a server, which writes its log there."""
+    """Where a server listens, which writes its log there: the last word that it says."""
     command = [str(release.python), *kind.server]
     with log.open("w") as errors:
         server = subprocess.Popen(
@@ -124,10 +152,12 @@ def serving(release: Release, kind: Kind, log: Path) -> Iterator[str]:
         try:
             assert server.stdout
             line = server.stdout.readline()
-            port = re.search(r"listening on .*?(\d+)\)?\n", line)
-            if not port:
+            while line.startswith("  local address"):  # of examples/rc_pingpong.py
+                line = server.stdout.readline()
+            where = re.search(r"listening on .*?(\w+)\)?\n", line)
+            if not where:
                 raise Wrong(f"the server of {release.name} says {line!r}\n{log.read_text()}")
-            yield port[1]
+            yield where[1]
         finally:
             server.kill()
 
@@ -141,9 +171,9 @@ def check(kind: Kind, server: Release, client: Release, folder: Path) -> str:
     """What happened, if it is what must happen."""
     differing = [name for name in kind.protocols if server.versions[name] != client.versions[name]]
     log = folder / "log"
-    with serving(server, kind, log) as port:
+    with serving(server, kind, log) as where:
         done = subprocess.run(
-            [str(client.python), *kind.client, port],
+            [str(client.python), *kind.client, where],
             cwd=client.tree,
             env=environment(),
             text=True,
@@ -177,35 +207,48 @@ def names(text: str, theirs: int, ours: int) -> bool:
     return bool(re.search(rf"version {theirs}\b.* version {ours}\b", text))
 
 
-def main(commit: str = "") -> None:
-    git = ["git", "-C", str(ROOT)]
-    if not commit:
-        tags = subprocess.run(
-            [*git, "tag", "--merged", "HEAD~", "--sort", "-version:refname", "v*"],
-            text=True,
-            stdout=subprocess.PIPE,
-        )
-        commit = (tags.stdout.split() or [WHILE_THERE_IS_NO_RELEASE])[0]
+def commits_to_meet() -> list[str]:
+    command = ["git", "-C", str(ROOT), "tag", "--merged", "HEAD~", "--sort", "-version:refname", "v*"]
+    tags = subprocess.run(command, text=True, stdout=subprocess.PIPE)
+    return tags.stdout.split()[:1] or WHILE_THERE_IS_NO_RELEASE
+
+
+def released(commit: str, folder: Path) -> Release:
+    tree = folder / "tree"
+    tree.mkdir(parents=True)
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], check=True, stdout=subprocess.PIPE)
+    subprocess.run(["tar", "--extract", "--directory", str(tree)], input=archive.stdout, check=True)
+    return install(commit, tree, folder / "wheel")
+
+
+def main(commits: list[str]) -> None:
+    passed = failed = skipped = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        older = folder / "older"
-        older.mkdir()
-        archive = subprocess.run([*git, "archive", commit], check=True, stdout=subprocess.PIPE)
-        subprocess.run(["tar", "--extract", "--directory", str(older)], input=archive.stdout, check=True)
-        releases = [install("this tree", ROOT, folder / "this"), install(commit, older, folder / "that")]
-        print(*(f"{release.name}: {release.versions}" for release in releases), sep="\n")
-        wrong = 0
-        for server, client in (releases, reversed(releases)):
-            for kind in KINDS:
-                try:
-                    answer = check(kind, server, client, folder)
-                except (Wrong, subprocess.TimeoutExpired) as error:
-                    wrong += 1
-                    answer = f"WRONG: {error}"
-                print(f"{kind.name}, the client of {client.name} at the server of {server.name}: {answer}")
-    print(f"{2 * len(KINDS) - wrong} passed, {wrong} failed")
-    sys.exit(wrong > 0)
+        this = install("this tree", ROOT, folder / "this")
+        print(f"{this.name}: {this.versions}")
+        for commit in commits:
+            other = released(commit, folder / commit)
+            print(f"{other.name}: {other.versions}", flush=True)
+            for server, client in ((this, other), (other, this)):
+                for kind in KINDS:
+                    if any(protocol not in other.versions for protocol in kind.protocols):
+                        skipped += 1
+                        answer = f"skipped: {other.name} does not have it"
+                    else:
+                        try:
+                            answer = check(kind, server, client, folder)
+                            passed += 1
+                        except (Wrong, subprocess.TimeoutExpired) as error:
+                            failed += 1
+                            answer = f"WRONG: {error}"
+                    print(
+                        f"{kind.name}, the client of {client.name} at the server of {server.name}: {answer}",
+                        flush=True,
+                    )
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(sys.argv[1:] or commits_to_meet())

@@ -115,7 +115,7 @@ def distribution(name: str, release: str, python: str = "python3") -> Step:
 
 def two_releases() -> Step:
     """This tree and an older one, each from its wheel, beside each other."""
-    return Command("two-releases", [sys.executable, "scripts/two_releases.py"], limit=1200)
+    return Command("two-releases", [sys.executable, "scripts/two_releases.py"], limit=1800)
 
 
 def interpreter_of(version: str) -> str:
