@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from rdmanet._core import process_id
@@ -50,6 +51,7 @@ class Transfer(Generic[T]):
         self._is_done = False
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None  # of the error, as the operation raised it
         self._fd = -1
 
     @property
@@ -73,7 +75,7 @@ class Transfer(Generic[T]):
         if self._error is None:
             return cast(T, self._result)
         try:
-            raise self._error
+            raise self._error.with_traceback(self._traceback)  # else each call would add its own to the last one's
         finally:
             del self  # the error's traceback has this frame
 
@@ -160,7 +162,7 @@ class Transfer(Generic[T]):
         if task.cancelled():
             self._error = CancelledError()
         elif (error := task.exception()) is not None:
-            self._error = error
+            self._error, self._traceback = error, error.__traceback__
         else:
             self._result = task.result()
         with self._changed:

@@ -161,9 +161,21 @@ def test_a_transfer_that_is_dropped_goes_on(owner: blocking.Endpoint, peer: bloc
         peer.read(described, into=memoryview(mine))
         gc.collect()
         peer.read(described, into=bytearray(MIB)).wait(LONG_S)
+        deadline = time.monotonic() + LONG_S
         while peer.statistics()["bytes_read"] < 2 * MIB:
-            pass
+            assert time.monotonic() < deadline, peer.statistics()
     assert mine == theirs
+
+
+def test_an_error_is_raised_again_as_it_was(peer: blocking.Peer):
+    """Whoever waits again gets the same error, and not the calls of those who waited before."""
+    reading = peer.read(b"no descriptor", into=bytearray(4))
+    depths = []
+    for _ in range(3):
+        with pytest.raises(tensors.DescriptorError) as raised:
+            reading.wait(LONG_S)
+        depths.append(len(raised.traceback))
+    assert depths[0] == depths[1] == depths[2]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -193,8 +205,9 @@ def test_an_owner_that_computes_answers(owner: blocking.Endpoint):
         facts = {"address": owner.address().hex(), "descriptor": memory.describe().hex()}
         with Process(sys.executable, HERE / "reader.py", env=ENVIRONMENT) as reader:
             reader.tell(**facts)
+            deadline = time.monotonic() + LONG_S
             while not memory._memory.held():  # in this thread, without a call
-                pass
+                assert time.monotonic() < deadline, "the endpoint's thread has not answered"
 
 
 def test_many_threads(owner: blocking.Endpoint, user: blocking.Endpoint):
