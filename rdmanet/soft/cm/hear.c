@@ -353,9 +353,7 @@ static bool hear_handover(struct rn_cm_wire *wire, const struct rn_cm_header *he
 static bool hear_moved(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
 	(void)header;
-	wire->peer_moved = true;
-	if (wire->phase == RN_CM_WIRE_ESTABLISHED)
-		rn_timer_set(&wire->timer, UINT64_MAX);
+	wire->peer_moved = true; /* a timer that waits for that finds it */
 	return true;
 }
 

@@ -323,7 +323,12 @@ static bool accept_one(struct rn_cm_id *listener)
 
 	fd = next_socket(listener, &far, &is_last);
 	if (fd < 0 && is_shortage(errno)) {
-		warn_of_shortage(listener, "they wait");
+		if (errno == EMFILE || errno == ENFILE)
+			warn_of_shortage(listener, "they wait");
+		else
+			rn_warn(RN_WARN_DESCRIPTORS,
+				"listener on port %u: the kernel has no memory for new connections (accept4(): %s): they wait",
+				(unsigned)be16toh(rn_cm_port(&listener->id.route.addr.src_addr)), strerror(errno));
 		if (!rn_guarded(RN_GUARD_ACCEPT_REST))
 			return false;
 		rn_source_modify(&listener->accepting, 0);
