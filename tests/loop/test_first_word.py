@@ -184,6 +184,22 @@ async def test_the_server_ends_while_it_waits(made, monkeypatch, how):
         await client.until(lambda: "lost" in client.events)
 
 
+async def test_a_close_that_waited_for_the_first_word_has_its_whole_time(made, says_nothing, monkeypatch):
+    """Little is left of the time in which the connection was to be made."""
+    monkeypatch.setattr(beginning, "FIRST_WORD_S", 3600)
+    async with serving(made.factory) as (server, port):
+        transport, _ = await connected(port)
+        [accepted] = server._rdma[0]._transports
+        await until_seen(lambda: accepted._machine.state is State.UNHEARD)
+        accepted.close()
+        life = accepted._life
+        made_by = life.deadlines.close
+        beginning.begin_late(life)
+        assert made_by.cancelled()
+        assert life.deadlines.close.when() > made_by.when() + life.config.close_timeout / 2
+        transport.abort()
+
+
 async def test_a_factory_that_raises_late_refuses_the_client():
     def factory():
         raise RuntimeError("no")
