@@ -53,6 +53,7 @@ the plain style of Ledger: every number is a C integer there.
 # interrupted: no Python code runs then.
 import datetime  # noqa: F401
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Annotated, Final, NamedTuple, TypeVar
 
@@ -263,12 +264,14 @@ class OtherVersionError(ProtocolError):
     """The peer speaks another version of the protocol: RefusalCode.VERSION."""
 
 
+@lru_cache(maxsize=64)  # most connections of a program have the same, and so have their peers
 def pack_hello(hello: Hello) -> bytes:
     """The private data of a connect request or its acceptance."""
     _check_hello(hello)
     return _pack_private(hello)
 
 
+@lru_cache(maxsize=64)
 def unpack_hello(data: bytes) -> Hello:
     """Parse a peer's Hello; a ProtocolError says what is wrong with it."""
     hello = _unpack_private(data, _hello_decoder, Hello)

@@ -22,6 +22,7 @@ import errno
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Protocol
 
 from rdmanet import credit
@@ -287,13 +288,7 @@ class Endpoint:
         if srq is not None:
             receives = 0
         for inline in (engine.max_inline, 64, 0):
-            cap = QPCap(
-                max_send_wr=sends,
-                max_recv_wr=receives,
-                max_send_sge=2,
-                max_recv_sge=1,
-                max_inline_data=inline,
-            )
+            cap = _capacity(sends, receives, inline)
             try:
                 qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq, srq=srq))
             except OSError as exc:
@@ -386,6 +381,13 @@ def _connect_error(event: CMEvent) -> OSError:
     """What an event that ends an attempt to connect means, as the exception a socket user expects."""
     if event.type is CMEventType.REJECTED:
         # With the peer's own reason, if the peer is one of ours.
+@lru_cache(maxsize=64)  # it is the same for most connections, and create_qp() does not change it
+def _capacity(sends: int, receives: int, inline: int) -> QPCap:
+    return QPCap(
+        max_send_wr=sends, max_recv_wr=receives, max_send_sge=2, max_recv_sge=1, max_inline_data=inline
+    )
+
+
         address = event.id.peer_addr
         peer = "" if address is None else f" {endpoint(address)}"
         with contextlib.suppress(ProtocolError):
