@@ -69,6 +69,7 @@ ROOMS = [
         {"verbs.device_log"},
         {"stream.options"},
         {"stream.tracing"},
+        {"stream.waits"},
         {"stream.transfers", "stream.blocks"},
         {"stream.tls", "stream.ssl_protocol", "stream.in_the_clear"},
     ],

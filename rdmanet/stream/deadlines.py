@@ -2,10 +2,10 @@
 
 Theory
 ------
-Each wait for the peer that could last forever has a timer here. A close() may take ``close_timeout``, but the time
-begins again as long as bytes move. A read that was cancelled, whose memory the peer may still write to, has the same
-time for each answer that is owed. That the time is up is reported, and decides nothing here. How long an Abort of ours
-may take is known to teardown.py.
+Each wait for the peer that could last forever has a limit here (waits.py). A close() may take ``close_timeout``, but
+the time begins again as long as bytes move. A read that was cancelled, whose memory the peer may still write to, has
+the same time for each answer that is owed. That the time is up is reported, and decides nothing here. How long an Abort
+of ours may take is known to teardown.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from rdmanet.protocol import Machine, State
+from rdmanet.stream.waits import Wait, Waits
 from rdmanet.stream.connection import Connection
 
 _L = TypeVar("_L")
@@ -32,7 +33,7 @@ class DeadlinesOwner(Protocol):
 
 
 class Deadlines:
-    """The timers of one connection.
+    """The limits of one connection's waits.
 
     :ivar close: of a close(), also of one that waits for the connection to be made
     :ivar answer: of a cancelled read, whose peer has yet to let go of memory
@@ -42,7 +43,6 @@ class Deadlines:
     __slots__ = (
         "_close_timeout",
         "_connection",
-        "_loop",
         "_machine",
         "_owner",
         "answer",
@@ -52,24 +52,24 @@ class Deadlines:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        waits: Waits,
         machine: Machine,
         connection: Connection,
         close_timeout: float | None,
         owner: DeadlinesOwner,
     ) -> None:
-        self._loop = loop
+        self._waits = waits
         self._machine = machine
         self._connection = connection
         self._close_timeout = close_timeout
         self._owner: DeadlinesOwner | None = owner  # until `disown`
-        self.close: asyncio.TimerHandle | None = None
-        self.answer: asyncio.TimerHandle | None = None
-        self.first_word: asyncio.TimerHandle | None = None
+        self.close: Wait | asyncio.TimerHandle | None = None
+        self.answer: Wait | asyncio.TimerHandle | None = None
+        self.first_word: Wait | asyncio.TimerHandle | None = None
 
     def begin_first_word(self, seconds: float, late: Callable[[_L], None], life: _L) -> None:
         """The accepting side waits for the client's first frame, for so many seconds."""
-        self.first_word = self._loop.call_later(seconds, late, life)
+        self.first_word = self._waits.begin(seconds, late, life)
 
     def end_first_word(self) -> None:
         """It has come, or is late."""
@@ -80,7 +80,7 @@ class Deadlines:
     def begin_close_when_made(self, seconds: float) -> None:
         """close() waits for the connection to be made; a second call changes nothing."""
         if self.close is None:
-            self.close = self._loop.call_later(seconds, self._made_late)
+            self.close = self._waits.begin(seconds, self._made_late)
 
     def _made_late(self) -> None:
         self.close = None
@@ -91,7 +91,7 @@ class Deadlines:
         """close() has begun, or waits for TLS; a second call changes nothing."""
         if self._close_timeout is not None and self.close is None:
             progress = self._connection.progress
-            self.close = self._loop.call_later(self._close_timeout, self._close_is_late, progress)
+            self.close = self._waits.begin(self._close_timeout, self._close_is_late, progress)
 
     def _close_is_late(self, progress: int) -> None:
         self.close = None
@@ -112,7 +112,7 @@ class Deadlines:
         """The peer owes an answer to a read that was given up. One that never comes would hold that read forever."""
         if self._close_timeout is not None and self.answer is None:
             awaited = self._connection.placing_unanswered
-            self.answer = self._loop.call_later(self._close_timeout, self._answer_is_late, awaited)
+            self.answer = self._waits.begin(self._close_timeout, self._answer_is_late, awaited)
 
     def _answer_is_late(self, awaited: int) -> None:
         self.answer = None

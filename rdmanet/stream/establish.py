@@ -139,7 +139,7 @@ class Endpoint:
         resolve_ms = 2000 if timeout is None else max(1, int(min(timeout, MAX_RESOLVE_S) * 1000))
         if timeout is not None:
             # Not asyncio.timeout(): it costs several times as much, and here there is always a waiter to be told.
-            timer = self._loop_context.loop.call_later(float(timeout), self._overdue, address)
+            timer = self._loop_context.waits.begin(float(timeout), self._overdue, address)
         try:
             cm_id = self.id = self._loop_context.create_id(self._cm_event)
             if self._config.by_name_alone:

@@ -13,7 +13,7 @@ A ``Lifecycle`` connects parts that do not know each other, and carries out what
 * ``Reports`` (reports.py) is what these report to. It says which event that is.
 * ``WritingHalf`` (writing.py) knows why a write is refused, and who waits for room.
 * ``Callbacks`` (callbacks.py) calls the application's protocol.
-* ``Deadlines`` (deadlines.py) has the timers of what waits for the peer.
+* ``Deadlines`` (deadlines.py) limits what waits for the peer.
 * ``Teardown`` (teardown.py) takes the connection apart, once, in the order of `steps_of_end` (parts.py).
 
 A connection of a program that expects TCP is left to the device when it is closed and everything has been posted
@@ -104,7 +104,9 @@ class Lifecycle:
         self.endpoint = Endpoint(role, loop_context, config, self.connection, reports)
         self.known_regions: Regions | None = None
         self.writing = WritingHalf(self.loop, self.machine, self.connection, self.callbacks, self)
-        self.deadlines = Deadlines(self.loop, self.machine, self.connection, config.close_timeout, reports)
+        self.deadlines = Deadlines(
+            loop_context.waits, self.machine, self.connection, config.close_timeout, reports
+        )
         self.teardown = Teardown(
             self.loop, self._disconnect, partial(steps_of_end, self), self.callbacks.report
         )

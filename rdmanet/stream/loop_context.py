@@ -52,6 +52,7 @@ from rdmanet.base.pause import pause
 from rdmanet.errors import DeviceLostError, event_error
 from rdmanet.stream import tracing
 from rdmanet.stream.readiness import new_bell
+from rdmanet.stream.waits import Waits
 from rdmanet.verbs.device_events import EventFeed
 from rdmanet.verbs.device_log import DeviceLog
 
@@ -143,13 +144,14 @@ class LoopContext:
     """What all connections of one loop through one verbs library share.
 
     :ivar connections: they, and attempts at them; `left` removes one
+    :ivar waits: what limits the time of theirs
     :ivar servers: those that listen
     """
 
     _CM_EVENTS = 64  # in one turn of the loop; the descriptor stays readable if there are more
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: Library) -> None:
-        self.loop, self.library = loop, library
+        self.loop, self.library, self.waits = loop, library, Waits(loop)
         self.closed = True  # until there is something to close
         tracing.begin()
         self.pid = process_id()
@@ -482,6 +484,7 @@ class LoopContext:
             engine.close()
         self.engines.clear()
         self._lost_engines.clear()
+        self.waits.close()
         self.cm.close()
         self._epoll.close()
         if self._all is not None:

@@ -33,7 +33,7 @@ class Life(Protocol):
     :ivar known_regions: the memory on offer; None unless somebody has used `regions`
     :ivar writing: our half of it
     :ivar callbacks: its protocol
-    :ivar deadlines: the timers of what waits for the peer
+    :ivar deadlines: the limits of what waits for the peer
     :ivar facts: what get_extra_info() knows by name; empty until the connection is established
     :ivar readiness: what shows whether there is something to read, once somebody has asked for that
     :ivar teardown: how far it is taken apart

@@ -10,6 +10,7 @@ import pytest
 from rdmanet._core import CMEventType
 from rdmanet.stream.establish import Endpoint, Role
 from rdmanet.stream.options import StreamConfig
+from rdmanet.stream.waits import Waits
 
 PEER = ("10.0.0.1", 7471)
 
@@ -35,6 +36,7 @@ class Context:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.waits = Waits(self.loop)
         self.id = Identifier()
 
     def create_id(self, _: Any) -> Identifier:

@@ -1,0 +1,118 @@
+"""The limits of many short waits, with one timer for all of a loop.
+
+Theory
+------
+A connection waits a few times for its peer, and each wait has a limit that it mostly does not come near: ten seconds
+for connecting, thirty for closing. A timer of the loop for each of them would be made, set and stopped, and all for
+nothing. Here a wait is an entry in a line, and its end takes it out. Waits of the same length are over in the order in
+which they began, so there is one line for each length, and the first of a line is the next whose time is up. The timer
+is set for the earliest of these. It stays as it is when that wait ends: it expires then, finds nothing, and is set for
+the earliest that is left.
+
+A blocking stream's loop runs only while it is not idle (streams/private_loop.py), and a timer that stays would have it
+run for nothing. It has few waits, and each has its own timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+RESOLUTION_S: Final = 0.001
+"""A timer of uvloop may be that early."""
+
+
+class Wait:
+    """One wait: `cancel` it when it has ended."""
+
+    __slots__ = ("arguments", "call", "line")
+
+    def __init__(
+        self, line: dict[Wait, float], call: Callable[..., object], arguments: tuple[Any, ...]
+    ) -> None:
+        """
+        :param line: where it stands as long as it lasts
+        :param call: to be called, with the arguments, when its time is up
+        """
+        self.line = line
+        self.call = call
+        self.arguments = arguments
+
+    def cancel(self) -> None:
+        """It has ended. Later calls do nothing."""
+        self.line.pop(self, None)
+
+    def cancelled(self) -> bool:
+        """Whether it has ended, or its time was up."""
+        return self not in self.line
+
+    def run(self) -> None:
+        """Its time is up."""
+        if self.line.pop(self, None) is not None:
+            self.call(*self.arguments)
+
+
+class Waits:
+    """The waits of one loop."""
+
+    __slots__ = ("_has_timers", "_lines", "_loop", "_timer", "_timer_at")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        # By length: the waits, each with the time at which it is over.
+        self._lines: dict[float, dict[Wait, float]] = {}
+        self._has_timers = hasattr(loop, "idle")
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def begin(
+        self, seconds: float, call: Callable[..., object], *arguments: Any
+    ) -> Wait | asyncio.TimerHandle:
+        """Call this after so many seconds, unless the wait is cancelled before."""
+        if self._has_timers:
+            return self._loop.call_later(seconds, call, *arguments)
+        line = self._lines.get(seconds)
+        if line is None:
+            line = self._lines[seconds] = {}
+        wait = Wait(line, call, arguments)
+        over = line[wait] = self._loop.time() + seconds
+        if over < self._timer_at:
+            self._set_timer(over)
+        return wait
+
+    def close(self) -> None:
+        """Forget them all."""
+        for line in self._lines.values():
+            line.clear()
+        self._lines.clear()
+        if self._timer is not None and not self._loop.is_closed():
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # In an empty contextvars.Context: the first to use this is not the only one.
+        self._timer = contextvars.Context().run(self._loop.call_at, when, self._expired)
+        self._timer_at = when
+
+    def _expired(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now, earliest = self._loop.time() + RESOLUTION_S, math.inf
+        due: dict[Wait, float] = {}
+        for seconds, line in list(self._lines.items()):
+            while line:
+                wait, over = next(iter(line.items()))
+                if over > now:
+                    earliest = min(earliest, over)
+                    break
+                del line[wait]
+                wait.line, due[wait] = due, over
+                self._loop.call_soon(wait.run)  # by itself: if it raises, the others are not affected
+            else:
+                del self._lines[seconds]
+        if earliest < math.inf:
+            self._set_timer(earliest)
