@@ -223,28 +223,10 @@ class Machine:
         Of several causes the first is kept. An illegal event changes nothing, and raises ProtocolError if only the
         peer can have caused it, otherwise IllegalEvent.
         """
-        state, actions, blame = self.state, NOTHING, None
-        writing, half_actions = self.writing, NOTHING
-        try:
-            if event in _OF_STATE:
-                state, actions, blame = STATES[state][event]
-            if event in _OF_WRITING:
-                writing, half_actions = WRITING[writing][event]
-        except KeyError:
-            message = f"{event.name} in {self.state.name} (writing: {self.writing.name})"
-            if event in (Event.FIN_RECEIVED, Event.ABORT_RECEIVED):
-                raise ProtocolError(f"the peer's frame may not come now: {message}") from None
-            raise IllegalEvent(message) from None
-        if (state, writing) in TOGETHER:
-            state, more, _ = TOGETHER[state, writing]
-            actions = _both(actions, more)
-        if state in _GONE and (state is _CLOSED or writing is not _CLOSE_DUE):
-            writing = _OVER
-        elif half_actions:
-            actions = _both(actions, half_actions) if actions else half_actions
+        change = _known.get((self.state, self.writing, event)) or _change(self.state, self.writing, event)
+        self.state, self.writing, actions, blame = change
         if blame is not None and self.error is None:
             self.error = error if error is not None else _error(blame, event)
-        self.state, self.writing = state, writing
         return actions
 
     def tell(self, event: TellingEvent) -> "Action":
@@ -484,15 +466,33 @@ _ERRNO: Final[dict[type[OSError], int]] = {
     ProtocolError: errno.EPROTO,
 }
 
-_unions: Final[dict[int, Action]] = {}
+_Outcome = tuple[State, Writing, Action, type[OSError] | None]
+_known: Final[dict[tuple[State, Writing, Event], _Outcome]] = {}
+"""What `_change` has answered: most lives have the same few events."""
 
 
-def _both(some: Action, others: Action) -> Action:
-    """``some | others``, without a new IntFlag each time: that takes four calls of Python functions."""
-    number = int.__or__(some, others)
-    if number not in _unions:
-        _unions[number] = Action(number)
-    return _unions[number]
+def _change(state: State, writing: Writing, event: Event) -> _Outcome:
+    """What an event means by the tables: both states, the actions, the kind of error. Raises as `Machine.receive`."""
+    key, actions, blame, half_actions = (state, writing, event), NOTHING, None, NOTHING
+    try:
+        if event in _OF_STATE:
+            state, actions, blame = STATES[state][event]
+        if event in _OF_WRITING:
+            writing, half_actions = WRITING[writing][event]
+    except KeyError:
+        message = f"{event.name} in {key[0].name} (writing: {key[1].name})"
+        if event in (Event.FIN_RECEIVED, Event.ABORT_RECEIVED):
+            raise ProtocolError(f"the peer's frame may not come now: {message}") from None
+        raise IllegalEvent(message) from None
+    if (state, writing) in TOGETHER:
+        state, more, _ = TOGETHER[state, writing]
+        actions |= more
+    if state in _GONE and (state is _CLOSED or writing is not _CLOSE_DUE):
+        writing = _OVER
+    else:
+        actions |= half_actions
+    _known[key] = change = state, writing, actions, blame
+    return change
 
 
 def _error(kind: type[OSError], event: Event) -> OSError:

@@ -21,7 +21,7 @@ from rdmanet._core import stream_half_open_bytes
 from rdmanet.errors import endpoint, shown
 from rdmanet.stream.addresses import SockAddr, libraries_for, merged, numeric, resolve, wildcards
 from rdmanet.stream.admission import places_for
-from rdmanet.stream.establish import ElsewhereError, Role, SourcePortTakenError
+from rdmanet.stream.establish import CLIENT, SERVER, ElsewhereError, SourcePortTakenError
 from rdmanet.stream.loop_context import LoopContext, known_loop_context, loop_context_for
 from rdmanet.stream.options import (
     CLOSE_TIMEOUT_S,
@@ -270,7 +270,7 @@ async def connect(
     """
     ports_left = _SOURCE_PORTS_TRIED
     while True:
-        transport = RdmaTransport(loop_context, config, factory, Role.CLIENT)
+        transport = RdmaTransport(loop_context, config, factory, CLIENT)
         try:
             await transport._life.connect(address, local)
         except ElsewhereError as exc:
@@ -306,7 +306,7 @@ def server_of(
             factory, on_made = layer.make, request.goes_on
             layer.when_done(request.stands)
         transport = RdmaTransport(
-            request.loop_context, config, factory, Role.SERVER, context.copy(), on_made, request.over
+            request.loop_context, config, factory, SERVER, context.copy(), on_made, request.over
         )
         request.taken_by(transport)
         try:

@@ -79,10 +79,10 @@ class Callbacks:
 
         :param transport: for a protocol that takes over what may have been released
         """
-        transport = transport or self.transport
-        assert self.protocol is not None and transport is not None
+        transport, protocol = transport or self.transport, self.protocol
+        assert protocol is not None and transport is not None
         try:
-            self.context.run(self.protocol.connection_made, transport)
+            self.context.run(protocol.connection_made, transport)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -90,10 +90,11 @@ class Callbacks:
 
     def connection_lost(self, error: Exception | None) -> None:
         """Call connection_lost(), if there is a protocol. The caller has entered the context."""
-        if self.protocol is None:
+        protocol = self.protocol
+        if protocol is None:
             return
         try:
-            self.protocol.connection_lost(error)
+            protocol.connection_lost(error)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:

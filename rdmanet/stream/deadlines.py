@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from rdmanet.protocol import Machine, State
-from rdmanet.stream.waits import Wait, Waits
 from rdmanet.stream.connection import Connection
+from rdmanet.stream.waits import Wait, Waits
 
 _L = TypeVar("_L")
 
@@ -45,6 +45,7 @@ class Deadlines:
         "_connection",
         "_machine",
         "_owner",
+        "_waits",
         "answer",
         "close",
         "first_word",
@@ -132,10 +133,14 @@ class Deadlines:
 
     def stop(self) -> None:
         """Nothing is waited for any more."""
-        for timer in (self.close, self.answer, self.first_word):
-            if timer is not None:
-                timer.cancel()
-        self.close = self.answer = self.first_word = None
+        if self.close is not None:
+            self.close.cancel()
+            self.close = None
+        if self.answer is not None:
+            self.answer.cancel()
+            self.answer = None
+        if self.first_word is not None:
+            self.end_first_word()
 
     def disown(self) -> None:
         """Forget the owner, which refers to us."""

@@ -51,6 +51,9 @@ logger = logging.getLogger("rdmanet")
 SHARED_RNR_RETRY = 7
 """Retry forever: a peer that overruns its credits consumes other connections' receives."""
 _FEATURES = credit.FEATURE_PLACEMENT | credit.FEATURE_GROWTH | credit.FEATURE_SOLICITS
+# As a global: before Python 3.12 an enum takes twenty times as long to give a member.
+_ESTABLISHED = CMEventType.ESTABLISHED
+_CHANGES_NOTHING = (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE)
 MAX_RESOLVE_S = 2_000_000
 """rdma_cm counts milliseconds, in an int."""
 
@@ -61,6 +64,9 @@ class Role(Enum):
     CLIENT = auto()
     """The side that connects, and sends the first frame."""
     SERVER = auto()
+
+
+CLIENT, SERVER = Role.CLIENT, Role.SERVER
 
 
 class ElsewhereError(ConnectionRefusedError):
@@ -152,9 +158,10 @@ class Endpoint:
                 await self._step(CMEventType.ROUTE_RESOLVED, lambda: cm_id.resolve_route(resolve_ms))
             elif not resolved:
                 await self._step(CMEventType.ROUTE_RESOLVED, lambda: None)  # its event says why not
-            self._check_device(cm_id)
+            if self._config.beside_tcp:
+                self._check_device(cm_id)
             self._prepare(cm_id, context)
-            waiter = self._begin_step(CMEventType.ESTABLISHED)
+            waiter = self._begin_step(_ESTABLISHED)
             self._request(cm_id, local)
             await waiter
         finally:
@@ -164,12 +171,10 @@ class Endpoint:
                 timer.cancel()
 
     def _check_device(self, cm_id: CMID) -> None:
-        """Raise an error if the device that reaches the address must not be used."""
+        """Raise an error if the device that reaches the address must not be used beside TCP."""
         context = cm_id.context
         assert context is not None
-        if not self._config.beside_tcp or context.library.embedded_device:
-            return
-        if context.transport_type is TransportType.IWARP:
+        if not context.library.embedded_device and context.transport_type is TransportType.IWARP:
             raise OSError(
                 errno.EPROTONOSUPPORT,
                 f"device {context.name} does iWARP, whose ports are TCP's: a TCP server may be listening there",
@@ -240,7 +245,7 @@ class Endpoint:
         connection, slots = self._connection, self._config.data_slots
         first = slots if connection.shared is None else min(STREAM_SHARED_OWN, slots)
         features = _FEATURES
-        if self.role is Role.CLIENT and self._config.goes_elsewhere:
+        if self.role is CLIENT and self._config.goes_elsewhere:
             features |= credit.FEATURE_ELSEWHERE
         return credit.Hello(connection.first_slot_bytes, slots, credit.CONTROL_SLOTS, first, features)
 
@@ -259,10 +264,11 @@ class Endpoint:
 
         The peer may turn out not to know slots that grow. Then they stay small.
         """
-        assert cm_id.context is not None
+        device = cm_id.context
+        assert device is not None
         config, connection = self._config, self._connection
-        engine = self._loop_context.engine_for(cm_id.context, config.busy_poll)
-        shared_slots = config.shared_slots if self._shares(engine) else None
+        engine = self._loop_context.engine_for(device, config.busy_poll)
+        shared_slots = config.shared_slots if config.shared_receive and self._shares(engine) else None
         first_bytes = config.first_slot_bytes if may_grow else None
         connection.attach(engine, context, config.slot_bytes, config.data_slots, shared_slots, first_bytes)
         if connection.shared is not None:
@@ -273,9 +279,7 @@ class Endpoint:
         connection.start(self._create_queue_pair(cm_id, engine, cq, srq))
 
     def _shares(self, engine: StreamEngine) -> bool:
-        """Whether to receive from a shared queue: it is asked for, and the device has them."""
-        if not self._config.shared_receive:
-            return False
+        """Whether the device has shared receive queues, which are asked for."""
         if not engine.can_share:
             logger.warning(
                 "device %s has no shared receive queues: each connection has a ring of its own",
@@ -307,9 +311,9 @@ class Endpoint:
         kind, owner = event.type, self._owner
         if owner is None:
             return
-        if kind is self._awaited or kind is CMEventType.ESTABLISHED:
+        if kind is self._awaited or kind is _ESTABLISHED:
             self._step_done(event, owner)
-        elif kind not in (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE):
+        elif kind not in _CHANGES_NOTHING:
             waiter = self._waiter
             if waiter is None:
                 if not owner.has_ended and self._connection.qp is not None:
@@ -328,7 +332,7 @@ class Endpoint:
     def _step_done(self, event: CMEvent, owner: EndpointOwner) -> None:
         waiter, self._waiter = self._waiter, None
         try:
-            if event.type is CMEventType.ESTABLISHED:
+            if event.type is _ESTABLISHED:
                 self.connected = True
                 owner.established(event)
         except (SystemExit, KeyboardInterrupt):
@@ -377,10 +381,6 @@ class Endpoint:
         self._owner = None
 
 
-def _connect_error(event: CMEvent) -> OSError:
-    """What an event that ends an attempt to connect means, as the exception a socket user expects."""
-    if event.type is CMEventType.REJECTED:
-        # With the peer's own reason, if the peer is one of ours.
 @lru_cache(maxsize=64)  # it is the same for most connections, and create_qp() does not change it
 def _capacity(sends: int, receives: int, inline: int) -> QPCap:
     return QPCap(
@@ -388,6 +388,10 @@ def _capacity(sends: int, receives: int, inline: int) -> QPCap:
     )
 
 
+def _connect_error(event: CMEvent) -> OSError:
+    """What an event that ends an attempt to connect means, as the exception a socket user expects."""
+    if event.type is CMEventType.REJECTED:
+        # With the peer's own reason, if the peer is one of ours.
         address = event.id.peer_addr
         peer = "" if address is None else f" {endpoint(address)}"
         with contextlib.suppress(ProtocolError):

@@ -33,10 +33,10 @@ import errno
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any
 
 from rdmanet import credit
-from rdmanet._core import CMID
+from rdmanet._core import CMID, process_id
 from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.errors import name_peer
 from rdmanet.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
@@ -65,6 +65,8 @@ _STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DI
 # As globals: before Python 3.12 an enum takes twenty times as long to give a member.
 _CLOSED, _CLOSING, _TOLD_LOSS, _LOSS_HELD_BACK = State.CLOSED, State.CLOSING, Told.LOSS, Told.LOSS_HELD_BACK
 _TOLD = (Told.LEFT_TO_DEVICE, _TOLD_LOSS)
+_CLOSE, _CLOSE_DUE, _EOF_DECLINED = Event.CLOSE, Writing.CLOSE_DUE, Event.EOF_DECLINED
+_LEAVE, _LOSE_NOW = TellingEvent.LEAVE, TellingEvent.LOSE
 
 _E = Event
 _ABORT_CODES = {_E.PEER_VIOLATED: credit.AbortCode.PROTOCOL, _E.TIMED_OUT: credit.AbortCode.TIMEOUT}
@@ -185,7 +187,7 @@ class Lifecycle:
 
     def is_closing(self) -> bool:
         """Whether close() was called, or the connection is over."""
-        return self.machine.closing or self.machine.writing is Writing.CLOSE_DUE
+        return self.machine.closing or self.machine.writing is _CLOSE_DUE
 
     def close(self) -> None:
         """Stop reading, send what was written and Fin, and end."""
@@ -196,7 +198,7 @@ class Lifecycle:
             if self.endpoint.role is Role.SERVER:
                 self.deadlines.begin_close_when_made(FAREWELL_S)
         else:
-            self._close(Event.CLOSE)
+            self._close(_CLOSE)
 
     def _close(self, event: Event) -> None:
         """Close, but later if TLS above has more to write."""
@@ -252,7 +254,7 @@ class Lifecycle:
 
     def handle(self, event: Event, error: BaseException | None = None, reason: str = "") -> None:
         """Carry out what the machine answers, in Action's order. The reason is what an Abort tells the peer."""
-        if self.loop_context.foreign:
+        if self.loop_context.pid != process_id():
             return  # after a fork: the connection is the parent's, and goes on there
         machine = self.machine
         actions = int(machine.receive(event, error))
@@ -271,7 +273,8 @@ class Lifecycle:
                 self.connection.when_flushed()
             if machine.state is _CLOSING:
                 self.deadlines.begin_close()  # also where write_eof() had asked for the Fin already
-                self.leave_to_device()
+                if self.config.lost_peer == "eof":
+                    self.leave_to_device()
             if actions & _SEND_ABORT:
                 self._say_abort(event, reason)
             if actions & _DELIVER_EOF:
@@ -297,7 +300,7 @@ class Lifecycle:
             self.callback_raised(exc, "eof_received")
             return
         if not keep_open and not self.machine.closing:
-            self._close(Event.EOF_DECLINED)
+            self._close(_EOF_DECLINED)
 
     def leave_to_device(self) -> None:
         """Of programs that expect TCP: call connection_lost() in the next turn, if nothing is left to post.
@@ -306,15 +309,13 @@ class Lifecycle:
         device uses the program's own memory.
         """
         connection = self.connection
-        if self.config.lost_peer != "eof" or connection.get_write_buffer_size():
+        if connection.get_write_buffer_size() or connection.borrows_memory or connection.lands:
             return
-        if connection.borrows_memory or connection.lands:
-            return
-        if self.machine.tell(TellingEvent.LEAVE):
+        if self.machine.tell(_LEAVE):
             self.loop.call_soon(self._lose_as_tcp, context=self.callbacks.context)
 
     def _lose_as_tcp(self) -> None:
-        if self.machine.error is None and self.machine.tell(TellingEvent.LOSE):
+        if self.machine.error is None and self.machine.tell(_LOSE_NOW):
             try:
                 self.callbacks.connection_lost(None)
             finally:
@@ -348,7 +349,7 @@ class Lifecycle:
         """The last callback, then the end of everything that the connection held."""
         if self.teardown.released:
             return
-        tells = self.machine.tell(TellingEvent.LOSE)
+        tells = self.machine.tell(_LOSE_NOW)
         if self.connection.lands:  # from here on, the program's memory is its own
             self.connection.end_keys()
             self.connection.lose_landings()
@@ -356,7 +357,8 @@ class Lifecycle:
             self.known_regions.lost()  # now, though the peer may not have learned of the end yet
         try:
             if tells:
-                self.callbacks.connection_lost(cast("Exception | None", self.machine.error))
+                error: Any = self.machine.error
+                self.callbacks.connection_lost(error)
         finally:
             if self.readiness is not None:
                 self.readiness.close()

@@ -94,6 +94,7 @@ class DeviceUser(Tenant, Protocol):
         """An event of a port of its device."""
 
 
+_REMOVAL, _REQUEST = CMEventType.DEVICE_REMOVAL, CMEventType.CONNECT_REQUEST
 # After these a queue pair is in the error state.
 _QP_FAILURES = frozenset((EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR))
 
@@ -143,8 +144,8 @@ def end_loop_contexts(loop: asyncio.AbstractEventLoop) -> None:
 class LoopContext:
     """What all connections of one loop through one verbs library share.
 
-    :ivar connections: they, and attempts at them; `left` removes one
     :ivar waits: what limits the time of theirs
+    :ivar connections: they, and attempts at them; `left` removes one
     :ivar servers: those that listen
     """
 
@@ -219,9 +220,7 @@ class LoopContext:
     @property
     def is_sending(self) -> bool:
         """Whether a peer's device may not have all that was written, and may still get it."""
-        if self.closed or self.foreign:
-            return False
-        return any(connection.is_sending() for connection in self.connections)
+        return not (self.closed or self.foreign) and any(each.is_sending() for each in self.connections)
 
     async def until_sent(self) -> None:
         """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
@@ -413,37 +412,35 @@ class LoopContext:
 
     def _rare_events(self) -> None:
         """The loop's reader of what is rare."""
-        if self.foreign:
+        if self.pid != process_id():  # `foreign`, without a call of Python code: this is a hot path
             self.heard_by_child()
             return
         # Completions first, whatever order the loop has found the two in: bytes have come before the end did.
         for channel_ready in list(self._completions.values()):
             channel_ready()
         for fd, _ in self._epoll.poll(0):
-            if self.closed or self.foreign:
+            if self.closed or self.pid != process_id():
                 return
             if (act := self._rare.get(fd)) is not None:
                 act()
 
     def _cm_events(self) -> None:
-        # A forked child may run its parent's loop. Nothing here belongs to the child, and not even the reader may be
-        # removed, because the epoll instance under the loop is the parent's, too. The limit is there so that a flood of
-        # requests does not keep other connections waiting.
+        # A forked child may run its parent's loop. Nothing here is the child's, and not even the reader may be removed:
+        # the epoll instance under the loop is the parent's, too. The limit keeps a flood from keeping others waiting.
         for _ in range(self._CM_EVENTS):
-            if self.closed or self.foreign:
+            if self.closed or self.pid != process_id():
                 return
-            event = self.cm.get_event()
-            if event is None:
+            if (event := self.cm.get_event()) is None:
                 return
             self._cm_event(event)
 
     def _cm_event(self, event: CMEvent) -> None:
-        if event.type is CMEventType.DEVICE_REMOVAL and (context := event.id.context) is not None:
+        if event.type is _REMOVAL and (context := event.id.context) is not None:
             self.lose_device(context, event.type.name)
         cm_id = event.listen_id if event.listen_id is not None else event.id
         handler = self._handlers.get(cm_id)
         if handler is None:
-            if event.type is CMEventType.CONNECT_REQUEST:
+            if event.type is _REQUEST:
                 event.id.close()  # refuses it
             return
         try:

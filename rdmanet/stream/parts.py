@@ -7,7 +7,7 @@ nothing about the life, is in files of its own, which see a life as it is descri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from rdmanet.protocol import Event, Machine
@@ -96,24 +96,22 @@ def keep_received(life: Life) -> None:
         life.writing.over()
 
 
-def steps_of_end(life: Life) -> Iterator[Callable[[], None]]:
+def steps_of_end(life: Life) -> list[Callable[[], None]]:
     """What gives everything back, in this order.
 
     The peer's keys before the queue pair that they are bound to, which is in ERR by then; the queue pair before the
     memory that it writes into; the identifier after its queue pair (rdma_destroy_id(3)); those who wait are told last.
     """
-    yield life.deadlines.stop
-    yield life.endpoint.disconnect
-    if life.known_regions is not None:
-        yield life.known_regions.end_bindings
-    yield life.connection.end_keys
-    yield life.endpoint.destroy_queue_pair
-    yield life.connection.release
-    yield life.endpoint.destroy_id
-    if life.known_regions is not None:
-        yield life.known_regions.close
+    connection, endpoint, regions = life.connection, life.endpoint, life.known_regions
+    steps = [life.deadlines.stop, endpoint.disconnect]
+    if regions is not None:
+        steps.append(regions.end_bindings)
+    steps += connection.end_keys, endpoint.destroy_queue_pair, connection.release, endpoint.destroy_id
+    if regions is not None:
+        steps.append(regions.close)
     if not life.loop.is_closed():
-        yield life.writing.over
+        steps.append(life.writing.over)
     if life.readiness is not None:
-        yield life.readiness.close
-    yield life.detach
+        steps.append(life.readiness.close)
+    steps.append(life.detach)
+    return steps

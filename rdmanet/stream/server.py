@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rdmanet")
 
 
+_REQUEST = CMEventType.CONNECT_REQUEST
 NOT_ACCEPTED = "the server could not accept the connection; its log says why"
 """All that a stranger learns about our failures. What was missing, and where, is in the log."""
 PORT_TRIES = 16
@@ -104,7 +105,7 @@ class RdmaServer(ExplainedServer, asyncio.AbstractServer):
         return cm_id
 
     def _cm_event(self, loop_context: LoopContext, event: CMEvent) -> None:
-        if event.type is not CMEventType.CONNECT_REQUEST:
+        if event.type is not _REQUEST:
             if event.type is CMEventType.DEVICE_REMOVAL:
                 logger.error("the device of %r was removed", self)
                 self.close()

@@ -22,6 +22,7 @@ _CONNECTED, _RELEASED = Ending.CONNECTED, Ending.RELEASED
 _FAREWELLS = (Ending.FAREWELL, Ending.LAST_WORDS)
 _UNWANTED = (Ending.LAST_WORDS, Ending.RELEASED)
 _DISCONNECT, _RELEASE = Action.DISCONNECT, Action.RELEASE
+_DISCONNECT_NOW, _RELEASE_NOW, _HEARD = EndingEvent.DISCONNECT, EndingEvent.RELEASE, EndingEvent.HEARD
 
 FAREWELL_S = 1.0
 """How long our Abort may take to arrive: a peer that is stopped or gone must not keep our memory."""
@@ -31,6 +32,7 @@ class Teardown:
     """Takes one connection apart.
 
     :ivar state: how far it has got
+    :ivar released: whether nothing is left to be taken apart
     """
 
     def __init__(
@@ -46,16 +48,12 @@ class Teardown:
         :param report: gets what a step raises, and a message
         """
         self.state = _CONNECTED
+        self.released = False
         self._loop = loop
         self._disconnect = disconnect
         self._steps = steps
         self._report = report
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def released(self) -> bool:
-        """Whether nothing is left to be taken apart."""
-        return self.state is _RELEASED
 
     @property
     def in_farewell(self) -> bool:
@@ -75,20 +73,20 @@ class Teardown:
 
     def heard(self) -> None:
         """The peer has our Abort, or will not get it any more."""
-        self._receive(EndingEvent.HEARD)
+        self._receive(_HEARD)
 
     def disconnect(self) -> None:
         """The connection is over; bytes of it may be left to deliver."""
-        self._receive(EndingEvent.DISCONNECT)
+        self._receive(_DISCONNECT_NOW)
 
     def release(self) -> None:
         """Free everything, after the farewell if there is one."""
-        self._receive(EndingEvent.RELEASE)
+        self._receive(_RELEASE_NOW)
 
     def release_now(self) -> None:
         """Free everything, whatever the peer has heard."""
-        self._receive(EndingEvent.RELEASE)
-        self._receive(EndingEvent.HEARD)
+        self._receive(_RELEASE_NOW)
+        self._receive(_HEARD)
 
     def _receive(self, event: EndingEvent) -> None:
         self.state, action = ENDINGS[self.state][event]
@@ -98,6 +96,7 @@ class Teardown:
         if action is _DISCONNECT:
             self._disconnect()
         elif action is _RELEASE:
+            self.released = True
             for free in self._steps():
                 try:
                     free()

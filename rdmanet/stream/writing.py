@@ -188,8 +188,10 @@ class WritingHalf:
 
     def over(self) -> None:
         """Wake everybody who waits."""
-        self.tell_half_closed()
-        self._wake_until_room()
+        if self._half_closed is not None:
+            self.tell_half_closed()
+        if self._for_room:
+            self._wake_until_room()
 
     def disown(self) -> None:
         """Forget the owner, which refers to us."""
