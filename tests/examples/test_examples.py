@@ -64,6 +64,22 @@ def serve():
         yield serve
 
 
+def test_a_lock_whose_holder_is_killed(serve):
+    _, port = serve("lock_with_lease.py", "serve", "127.0.0.1", 0)
+
+    def holder(number, seconds):
+        program = command("lock_with_lease.py", "hold", number, "127.0.0.1", port, "-s", seconds)
+        return Process(*program, keep_errors=True, env=ENVIRONMENT)
+
+    with holder(1, 3600) as first:
+        assert first.line() == "client 1 has the lock"
+        with holder(2, 0) as second:
+            assert second.line() == "client 2 waits for client 1"
+            first.send_signal(signal.SIGKILL)
+            assert second.line() == "client 2 has the lock"
+            assert second.line() == "client 2 has given it back"
+
+
 @pytest.mark.parametrize("style", [[], ["--streams"]])
 def test_echo(serve, style):
     _, port = serve("echo_server.py", *style, "127.0.0.1", 0)
