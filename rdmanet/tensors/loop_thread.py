@@ -75,7 +75,8 @@ class Transfer(Generic[T]):
         if self._error is None:
             return cast(T, self._result)
         try:
-            raise self._error.with_traceback(self._traceback)  # else each call would add its own to the last one's
+            # With that traceback, else each call would add its own to the last one's.
+            raise self._error.with_traceback(self._traceback)
         finally:
             del self  # the error's traceback has this frame
 
