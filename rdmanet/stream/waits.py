@@ -26,18 +26,20 @@ RESOLUTION_S: Final = 0.001
 
 
 class Wait:
-    """One wait: `cancel` it when it has ended."""
+    """One wait, as asyncio.TimerHandle: `cancel` it when it has ended."""
 
-    __slots__ = ("arguments", "call", "line")
+    __slots__ = ("arguments", "call", "line", "over")
 
     def __init__(
-        self, line: dict[Wait, float], call: Callable[..., object], arguments: tuple[Any, ...]
+        self, line: dict[Wait, None], over: float, call: Callable[..., object], arguments: tuple[Any, ...]
     ) -> None:
         """
         :param line: where it stands as long as it lasts
-        :param call: to be called, with the arguments, when its time is up
+        :param over: when its time is up, by the loop's clock
+        :param call: to be called then, with the arguments
         """
         self.line = line
+        self.over = over
         self.call = call
         self.arguments = arguments
 
@@ -45,13 +47,18 @@ class Wait:
         """It has ended. Later calls do nothing."""
         self.line.pop(self, None)
 
+    def when(self) -> float:
+        """When its time is up."""
+        return self.over
+
     def cancelled(self) -> bool:
         """Whether it has ended, or its time was up."""
         return self not in self.line
 
     def run(self) -> None:
         """Its time is up."""
-        if self.line.pop(self, None) is not None:
+        if self in self.line:
+            del self.line[self]
             self.call(*self.arguments)
 
 
@@ -62,8 +69,7 @@ class Waits:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # By length: the waits, each with the time at which it is over.
-        self._lines: dict[float, dict[Wait, float]] = {}
+        self._lines: dict[float, dict[Wait, None]] = {}  # by length
         self._has_timers = hasattr(loop, "idle")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -77,8 +83,9 @@ class Waits:
         line = self._lines.get(seconds)
         if line is None:
             line = self._lines[seconds] = {}
-        wait = Wait(line, call, arguments)
-        over = line[wait] = self._loop.time() + seconds
+        over = self._loop.time() + seconds
+        wait = Wait(line, over, call, arguments)
+        line[wait] = None
         if over < self._timer_at:
             self._set_timer(over)
         return wait
@@ -102,15 +109,15 @@ class Waits:
     def _expired(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now, earliest = self._loop.time() + RESOLUTION_S, math.inf
-        due: dict[Wait, float] = {}
+        due: dict[Wait, None] = {}
         for seconds, line in list(self._lines.items()):
             while line:
-                wait, over = next(iter(line.items()))
-                if over > now:
-                    earliest = min(earliest, over)
+                wait = next(iter(line))
+                if wait.over > now:
+                    earliest = min(earliest, wait.over)
                     break
                 del line[wait]
-                wait.line, due[wait] = due, over
+                wait.line, due[wait] = due, None
                 self._loop.call_soon(wait.run)  # by itself: if it raises, the others are not affected
             else:
                 del self._lines[seconds]

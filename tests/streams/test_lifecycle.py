@@ -591,7 +591,7 @@ async def test_each_answer_that_a_peer_owes_has_its_time(net: Net, monkeypatch):
     life.deadlines._answer_is_late(6)
     again = life.deadlines.answer
     assert again is not None
-    assert again.line[again] > net.loop.time() + life.config.close_timeout / 2
+    assert again.when() > net.loop.time() + life.config.close_timeout / 2
     assert not life.machine.over
     again.cancel()
     life.deadlines._answer_is_late(7)

@@ -59,7 +59,7 @@ def test_a_wait_is_over_at_its_time_and_once():
     loop, over = Loop(), []
     wait = Waits(loop).begin(10.0, over.append, "ten")
     loop.advance(109.0)
-    assert not over and not wait.cancelled()
+    assert not over and not wait.cancelled() and wait.when() == 110.0
     loop.advance(110.0)
     assert over == ["ten"] and wait.cancelled()
     loop.advance(200.0)
