@@ -13,6 +13,7 @@ refused with the reason. Text from the peer is escaped before it is printed.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
@@ -24,7 +25,7 @@ from pathlib import Path
 import rdmanet
 
 CHUNK, LINE = 1 << 20, 200
-SIZE, SENDERS, SILENCE, TIME = 1 << 30, 16, 60, 3600
+SIZE, SENDERS, SILENCE, TIME = 1 << 36, 16, 60, 3600
 # No separator, no leading dot or dash, no control character: a file in this directory, for any program.
 NAME = re.compile(r"\w[\w .+-]{0,99}")
 OK, ROOM = b"ok\n", asyncio.Semaphore(SENDERS)
@@ -93,13 +94,16 @@ async def send(host: str, port: str, path: str) -> None:
     writer.write(os.fsencode(Path(path).name) + b"\n")
     answer = await reader.readline()
     if answer == OK:
-        with open(path, "rb") as file:
-            while chunk := file.read(CHUNK):
+        # A refusal comes before the end of the file, and ends the connection.
+        reading = asyncio.ensure_future(reader.readline())
+        with open(path, "rb") as file, contextlib.suppress(ConnectionResetError):
+            while not reading.done() and (chunk := file.read(CHUNK)):
                 digest.update(chunk)
                 writer.write(chunk)
                 await writer.drain()
-        writer.write_eof()
-        answer = await reader.readline()
+            if not reading.done():
+                writer.write_eof()
+        answer = await reading
     writer.close()
     if answer != digest.hexdigest().encode() + b"\n":
         sys.exit(f"{path}: not received; the receiver says {answer[:LINE]!r}")

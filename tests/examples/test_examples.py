@@ -271,6 +271,12 @@ def test_file_transfer_of_too_much(tmp_path):
             assert await reader.readline() == b"ok\n"
             writer.write(bytes(10_001))
             assert await reader.readline() == b"it has more than 10000 bytes\n"
+            long = tmp_path / "long"
+            long.write_bytes(bytes(16 << 20))  # it is refused while most of it is yet to be sent
+            host, port = server.sockets[0].getsockname()[:2]
+            with pytest.raises(SystemExit, match="not received; the receiver says b'it has more than 10000"):
+                await example.send(host, port, long)
+            long.unlink()
             writer.close()
 
     asyncio.run(main())
