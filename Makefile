@@ -297,7 +297,7 @@ sdist: build ## make the source distribution in dist/ (WHEEL_DIR=path for elsewh
 
 PYTHONS ?= $(PYTHON)
 
-wheels: prerequisites ## build wheels for x86-64 and aarch64, for glibc 2.28 and newer (PYTHONS="python3.12 python3.13" WHEEL_DIR=path)
+wheels: prerequisites ## build wheels for x86-64 and aarch64, for glibc 2.28 and newer (PYTHONS="python3.12 python3.13" MACHINES=aarch64 WHEEL_DIR=path)
 	@scripts/wheels $(WHEEL_DIR) $(PYTHONS)
 
 clean: ## remove what the build made
