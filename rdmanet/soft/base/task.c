@@ -72,6 +72,8 @@ void rn_tasks_wake(void)
 		rn_engine_ring();
 }
 
+enum { ROUNDS_HERE = 3 }; /* what is heard is handled by a task, and so is the answer */
+
 void rn_tasks_run_here(void)
 {
 	bool stands_in;
@@ -82,7 +84,8 @@ void rn_tasks_run_here(void)
 	pthread_mutex_lock(&rn_engine.lock);
 	stands_in = rn_engine.tasks && rn_engine_stand_in();
 	if (stands_in) {
-		rn_tasks_run();
+		for (int i = 0; i < ROUNDS_HERE && rn_engine.tasks && rn_engine.asleep; i++)
+			rn_tasks_run();
 		rn_engine_stand_down();
 	}
 	pthread_mutex_unlock(&rn_engine.lock);

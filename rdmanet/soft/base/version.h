@@ -26,7 +26,7 @@
 #define RDMANET_SOFT_VERSION_H
 
 #ifndef RN_WIRE_VERSION /* the tests build another one */
-#define RN_WIRE_VERSION 7
+#define RN_WIRE_VERSION 8
 #endif
 
 #endif

@@ -4,12 +4,12 @@
  *
  * Two processes that are linked (peer/peer.h) have proven who they are, and what the secret is if there is one.  Where
  * an earlier connection has shown that a listener of this host is in such a process (known.c), the request for the next
- * one goes over the link, and with it all messages of the connection (link.c).  It costs no socket, no accept, and no
- * question to the kernel.
+ * one goes over the link or by mail, and with it all messages of the connection (link.c).  It costs no socket, no
+ * accept, and no question to the kernel.
  *
  *      asker (active side)                                 asked (passive side)
- *      REQ, the listener's cookie, a token --- link --->   an event for the program
- *                                          <-- link ----   REP, or ELSEWHERE
+ *      REQ, the listener's cookie, a token --- mail --->   an event for the program
+ *                                          <-- mail ----   REP; by the link: ELSEWHERE
  *
  * The cookie is the number that the kernel gave the listening socket, and gives no other.  Who is asked takes the request
  * only if that very socket still listens; a connection by TCP to the same address would get there.  In all other cases
@@ -60,7 +60,7 @@ static uint16_t port_to_ask(struct rn_cm_wire *wire)
 	if (wire->is_datagram || wire->bound || wire->by_name_alone || wire->goes_by_socket || rn_cm_secret_is_set() ||
 	    (wire->dst.ss_family == AF_INET6 && v6->sin6_scope_id) || !rn_guarded(RN_GUARD_HANDOVER))
 		return 0;
-	port = rn_cm_known_peer((const struct sockaddr *)&wire->dst, &wire->cookie);
+	port = rn_cm_known_peer((const struct sockaddr *)&wire->dst, &wire->cookie, &wire->mail_channel);
 	return port && rn_peer_is_met(port) ? port : 0;
 }
 
@@ -77,6 +77,7 @@ static bool send_request(struct rn_cm_wire *wire, uint64_t token)
 		memcpy(wire->request, wire->out, sizeof request.req);
 		rn_gid_of(&wire->id->id.route.addr.dst_addr, &request.near);
 		rn_gid_of(&wire->id->id.route.addr.src_addr, &request.far);
+		request.mail_channel = rn_cm_link_number(wire->id);
 		wire->out_length = 0;
 		wire->side = RN_CM_ASKER;
 		wire->phase = RN_CM_WIRE_REQ_SENT;
@@ -86,7 +87,10 @@ static bool send_request(struct rn_cm_wire *wire, uint64_t token)
 		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
-	return is_over || rn_peer_tell_connection(wire->death.peer, RN_CM_LINK_ASKS, token, &request, sizeof request);
+	if (is_over || rn_peer_mail(wire->death.peer, wire->mail_channel, RN_CM_LINK_ASKS, token, &request, sizeof request))
+		return true;
+	wire->stays_off_mail = true;
+	return rn_peer_tell_connection(wire->death.peer, RN_CM_LINK_ASKS, token, &request, sizeof request);
 }
 
 bool rn_cm_ask(struct rn_cm_wire *wire)
@@ -260,6 +264,7 @@ static struct rn_cm_wire *admit(const void *process, uint64_t token, const struc
 		wire->moved = wire->peer_moved = true;
 		wire->is_waiting = true;
 		waiting++;
+		wire->mail_channel = request->mail_channel;
 		wire->listener = listener;
 		wire->stranger.leave = rn_cm_listen_leave;
 		wire->over = !take_ends(wire, listener, request);

@@ -110,6 +110,8 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->state == RN_CM_LISTENING)
 		rn_cm_wire_listener_gone(id);
+	if (id->state == RN_CM_LISTENING)
+		rn_cm_link_renumber((struct rn_cm_channel *)id->id.channel);
 	if (id->wire)
 		rn_cm_wire_abandon(id->wire);
 	for (event = rn_cm_event_purge(id); event; event = next) {
@@ -167,4 +169,30 @@ RN_EXPORT int rdma_set_option(struct rdma_cm_id *rdma_id, int level, int name, v
 		id->af_only = number != 0;
 		return 0;
 	}
+}
+
+RN_EXPORT const char *rdma_event_str(enum rdma_cm_event_type type)
+{
+	static const char *const names[] = {
+		[RDMA_CM_EVENT_ADDR_RESOLVED] = "RDMA_CM_EVENT_ADDR_RESOLVED",
+		[RDMA_CM_EVENT_ADDR_ERROR] = "RDMA_CM_EVENT_ADDR_ERROR",
+		[RDMA_CM_EVENT_ROUTE_RESOLVED] = "RDMA_CM_EVENT_ROUTE_RESOLVED",
+		[RDMA_CM_EVENT_ROUTE_ERROR] = "RDMA_CM_EVENT_ROUTE_ERROR",
+		[RDMA_CM_EVENT_CONNECT_REQUEST] = "RDMA_CM_EVENT_CONNECT_REQUEST",
+		[RDMA_CM_EVENT_CONNECT_RESPONSE] = "RDMA_CM_EVENT_CONNECT_RESPONSE",
+		[RDMA_CM_EVENT_CONNECT_ERROR] = "RDMA_CM_EVENT_CONNECT_ERROR",
+		[RDMA_CM_EVENT_UNREACHABLE] = "RDMA_CM_EVENT_UNREACHABLE",
+		[RDMA_CM_EVENT_REJECTED] = "RDMA_CM_EVENT_REJECTED",
+		[RDMA_CM_EVENT_ESTABLISHED] = "RDMA_CM_EVENT_ESTABLISHED",
+		[RDMA_CM_EVENT_DISCONNECTED] = "RDMA_CM_EVENT_DISCONNECTED",
+		[RDMA_CM_EVENT_DEVICE_REMOVAL] = "RDMA_CM_EVENT_DEVICE_REMOVAL",
+		[RDMA_CM_EVENT_MULTICAST_JOIN] = "RDMA_CM_EVENT_MULTICAST_JOIN",
+		[RDMA_CM_EVENT_MULTICAST_ERROR] = "RDMA_CM_EVENT_MULTICAST_ERROR",
+		[RDMA_CM_EVENT_ADDR_CHANGE] = "RDMA_CM_EVENT_ADDR_CHANGE",
+		[RDMA_CM_EVENT_TIMEWAIT_EXIT] = "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+	};
+
+	if ((unsigned)type < sizeof names / sizeof *names)
+		return names[type];
+	return "UNKNOWN EVENT";
 }

@@ -77,6 +77,8 @@ struct rn_cm_channel {
 	struct rdma_event_channel channel; /* first; fd is an eventfd with a token for each event */
 	unsigned epoch;
 	struct rn_cm_event *events, **events_end; /* not read yet */
+	uint32_t number;     /* by which linked processes wake who reads it (link.c); 0: none does */
+	_Atomic bool never_waits; /* objects/channel.h */
 	_Atomic int reader;  /* the thread that last called rdma_get_cm_event */
 	_Atomic bool inside; /* and whether it is still in that call */
 };
@@ -231,8 +233,10 @@ bool rn_cm_is_known(uint64_t cookie);
 bool rn_cm_known_is_there(const struct sockaddr *dst, uint64_t *cookie);
 /* The same; and it is in the process whose queue pairs have this port, or (0) no longer. */
 void rn_cm_known_is_of(const struct sockaddr *dst, uint64_t cookie, uint16_t peer);
+/* And its program reads the events of this channel: link.c. */
+void rn_cm_known_reads(uint64_t cookie, uint32_t mail_channel);
 /* That port, of the listener that was last known at this address; 0: none. */
-uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie);
+uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie, uint32_t *mail_channel);
 
 /* --- event.c --------------------------------------------------------------------------------- */
 
@@ -276,6 +280,13 @@ void rn_cm_multicast_forget(struct rn_cm_id *id);
 /* Called last in a call that starts something: for a synchronous identifier, wait until that ends. */
 int rn_cm_complete(struct rn_cm_id *id);
 void rn_cm_put_event(struct rn_cm_id *id); /* acknowledge id->event, if there is one */
+
+/* --- link.c: the program's threads --------------------------------------------------------------- */
+
+void rn_cm_link_hear_mail(void); /* what linked processes have said in memory */
+/* With rn_cm_lock. The number by which they wake who reads this identifier's events, 0: they must not; and forget it. */
+uint32_t rn_cm_link_number(const struct rn_cm_id *id);
+void rn_cm_link_renumber(struct rn_cm_channel *channel);
 
 /* --- wire.c ---------------------------------------------------------------------------------- */
 

@@ -328,6 +328,7 @@ RN_EXPORT int rdmanet_soft_cm_leave(struct rdma_cm_id *rdma_id)
 	if (id->epoch != rn_epoch())
 		return rn_cm_error(EBADF);
 	rn_cm_qp_fail(id);
+	rn_cm_link_hear_mail(); /* who has left already need not be told */
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->wire)
 		rn_cm_wire_abandon(id->wire);

@@ -10,18 +10,24 @@
  * Tokens follow events as far as they can.  Another thread may already have read the token
  * of an event that was taken back; so a reader that finds the list empty reads again.
  *
+ * A token may also stand for what a linked process has said in memory (link.c), which the reader then hears: what it is
+ * told meanwhile needs no other token.
+ *
  * Who reads needs rn_cm_lock next.  If a token were written under it, the reader would wake only to wait for that,
  * often on the very CPU of the thread that holds it.  So what the engine has heard is told when the lock is released.
  * Whoever takes the event back, or destroys the channel, waits for that one write.
  */
 #define _GNU_SOURCE
 #include "cm/cm.h"
+#include "peer/peer.h"
 
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+enum { IN_VAIN_MOST = 64 }; /* tokens without an event that one call reads */
 
 /* With rn_cm_lock held: tokens that wait until it is released. What is heard at once is of one channel. */
 static struct {
@@ -31,6 +37,9 @@ static struct {
 } held;
 /* While they are written; taken after rn_cm_lock, or alone. */
 static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
+
+/* It has read a token of this channel, and found no event: it takes the next one, if it is told here. */
+static _Thread_local struct rn_cm_channel *has_token;
 
 static void wait_until_told(void)
 {
@@ -100,6 +109,9 @@ RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channe
 		return;
 	}
 	wait_until_told();
+	pthread_mutex_lock(&rn_cm_lock);
+	rn_cm_link_renumber(channel);
+	pthread_mutex_unlock(&rn_cm_lock);
 	rn_fd_close(channel->channel.fd);
 	while (channel->events) { /* of identifiers that the program should have destroyed, and did not */
 		struct rn_cm_event *event = channel->events;
@@ -134,6 +146,10 @@ void rn_cm_unlock_and_tell(void)
 	held.is_wanted = false;
 	held.channel = NULL;
 	held.tokens = 0;
+	if (tokens && has_token == channel) {
+		tokens--;
+		has_token = NULL;
+	}
 	if (!tokens) {
 		pthread_mutex_unlock(&rn_cm_lock);
 		return;
@@ -301,6 +317,7 @@ RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_chan
 	if (id->sync)
 		own = rdma_id->channel;
 	id->sync = sync;
+	rn_cm_link_renumber(channel_of(rdma_id->channel)); /* the engine hears what comes for it */
 	rdma_id->channel = target;
 	while (events) {
 		struct rn_cm_event *next = events->next, *its = NULL;
@@ -348,12 +365,41 @@ static struct rn_cm_event *take(struct rn_cm_channel *channel)
 	return event;
 }
 
+/* Of a channel that linked processes know, too: they may fill it with tokens, and make reading it wait. */
+static bool await_token(struct rn_cm_channel *channel)
+{
+	uint64_t token;
+	bool is_read;
+
+	if (channel->never_waits)
+		return rn_eventfd_take(channel->channel.fd);
+	channel->inside = true;
+	is_read = read(channel->channel.fd, &token, sizeof token) > 0;
+	channel->inside = false;
+	return is_read;
+}
+
+/* A linked process may have said something. */
+static struct rn_cm_event *hear(struct rn_cm_channel *channel)
+{
+	struct rn_cm_event *event;
+	bool was_told;
+
+	has_token = channel;
+	rn_cm_link_hear_mail();
+	was_told = !has_token;
+	has_token = NULL;
+	event = take(channel);
+	if (!event && was_told)
+		add_tokens(channel, 1); /* another thread was quicker: its own event is there */
+	return event;
+}
+
 RN_EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma_channel, struct rdma_cm_event **result)
 {
 	struct rn_cm_channel *channel = channel_of(rdma_channel);
 	struct rn_cm_event *event;
-	uint64_t token;
-	ssize_t got;
+	int in_vain = 0;
 
 	if (!result)
 		return rn_cm_error(EINVAL);
@@ -361,12 +407,13 @@ RN_EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma_channel, struct 
 		return rn_cm_error(EBADF);
 	channel->reader = (int)syscall(SYS_gettid);
 	do {
-		channel->inside = true;
-		got = read(channel->channel.fd, &token, sizeof token);
-		channel->inside = false;
-		if (got < 0)
+		if (!await_token(channel))
 			return -1;
 		event = take(channel);
+		if (!event)
+			event = hear(channel);
+		if (!event && channel->never_waits && ++in_vain == IN_VAIN_MOST)
+			return rn_cm_error(EAGAIN);
 	} while (!event || !deliver(event));
 	*result = &event->event;
 	return 0;
@@ -436,30 +483,4 @@ RN_EXPORT int rdma_ack_cm_event(struct rdma_cm_event *rdma_event)
 	pthread_mutex_unlock(&rn_cm_lock);
 	free(event);
 	return 0;
-}
-
-RN_EXPORT const char *rdma_event_str(enum rdma_cm_event_type type)
-{
-	static const char *const names[] = {
-		[RDMA_CM_EVENT_ADDR_RESOLVED] = "RDMA_CM_EVENT_ADDR_RESOLVED",
-		[RDMA_CM_EVENT_ADDR_ERROR] = "RDMA_CM_EVENT_ADDR_ERROR",
-		[RDMA_CM_EVENT_ROUTE_RESOLVED] = "RDMA_CM_EVENT_ROUTE_RESOLVED",
-		[RDMA_CM_EVENT_ROUTE_ERROR] = "RDMA_CM_EVENT_ROUTE_ERROR",
-		[RDMA_CM_EVENT_CONNECT_REQUEST] = "RDMA_CM_EVENT_CONNECT_REQUEST",
-		[RDMA_CM_EVENT_CONNECT_RESPONSE] = "RDMA_CM_EVENT_CONNECT_RESPONSE",
-		[RDMA_CM_EVENT_CONNECT_ERROR] = "RDMA_CM_EVENT_CONNECT_ERROR",
-		[RDMA_CM_EVENT_UNREACHABLE] = "RDMA_CM_EVENT_UNREACHABLE",
-		[RDMA_CM_EVENT_REJECTED] = "RDMA_CM_EVENT_REJECTED",
-		[RDMA_CM_EVENT_ESTABLISHED] = "RDMA_CM_EVENT_ESTABLISHED",
-		[RDMA_CM_EVENT_DISCONNECTED] = "RDMA_CM_EVENT_DISCONNECTED",
-		[RDMA_CM_EVENT_DEVICE_REMOVAL] = "RDMA_CM_EVENT_DEVICE_REMOVAL",
-		[RDMA_CM_EVENT_MULTICAST_JOIN] = "RDMA_CM_EVENT_MULTICAST_JOIN",
-		[RDMA_CM_EVENT_MULTICAST_ERROR] = "RDMA_CM_EVENT_MULTICAST_ERROR",
-		[RDMA_CM_EVENT_ADDR_CHANGE] = "RDMA_CM_EVENT_ADDR_CHANGE",
-		[RDMA_CM_EVENT_TIMEWAIT_EXIT] = "RDMA_CM_EVENT_TIMEWAIT_EXIT",
-	};
-
-	if ((unsigned)type < sizeof names / sizeof *names)
-		return names[type];
-	return "UNKNOWN EVENT";
 }

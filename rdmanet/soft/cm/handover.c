@@ -88,12 +88,10 @@ void rn_cm_handover_begin(struct rn_cm_wire *wire)
 	pthread_mutex_unlock(&rn_cm_lock);
 }
 
-bool rn_cm_handover_timer(struct rn_cm_wire *wire)
+void rn_cm_handover_timer(struct rn_cm_wire *wire)
 {
-	if (!wire->is_young)
-		return false;
-	say_token(wire);
-	return true;
+	if (wire->is_young)
+		say_token(wire);
 }
 
 /* With rn_cm_lock held: nothing is left to send by the socket, or there is none any more. */

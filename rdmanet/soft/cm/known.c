@@ -18,6 +18,7 @@ static struct known {
 	union ibv_gid gid;
 	__be16 port;
 	uint16_t peer; /* 0: not known */
+	uint32_t mail_channel;
 } known[KNOWN];
 static unsigned next_known;
 
@@ -78,7 +79,15 @@ void rn_cm_known_is_of(const struct sockaddr *dst, uint64_t cookie, uint16_t pee
 		one->peer = peer;
 }
 
-uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie)
+void rn_cm_known_reads(uint64_t cookie, uint32_t mail_channel)
+{
+	struct known *one = find(cookie);
+
+	if (one)
+		one->mail_channel = mail_channel;
+}
+
+uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie, uint32_t *mail_channel)
 {
 	union ibv_gid gid;
 
@@ -87,6 +96,7 @@ uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie)
 		if (!known[i].peer || !is_at(&known[i], &gid, rn_cm_port(dst)))
 			continue;
 		*cookie = known[i].cookie;
+		*mail_channel = known[i].mail_channel;
 		return known[i].peer;
 	}
 	return 0;

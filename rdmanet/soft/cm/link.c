@@ -8,14 +8,33 @@
  * message counts only if it comes from the process for which the connection is watched, so no process can speak of
  * another's connection.
  *
+ * Mail.  What is said by the link is heard by the engine, which then wakes the program.  So what only the program waits
+ * for goes by mail (peer/mail.c), which wakes whoever reads the other side's event channel: rdma_get_cm_event hears it, in
+ * the engine's place.  REQ and REP tell the channels' numbers.  The engine hears mail, too, where the program may not: when a
+ * time limit has passed, when a listener or a channel is gone, and when the other process has ended.  Only channels that
+ * do not wait have a number, since what wakes their readers need not lead to an event: who polls the descriptor, and
+ * then waits for the event, would wait in vain.
+ *
  * A link does not end with a connection, as a socket does.  So if a connection that was asked for by a link ends here
  * without a last message, by a time limit, say, an empty message tells the other side what the end of a socket would
  * have told it.
  */
 #include "cm/wire.h"
+#include "objects/channel.h"
 #include "peer/peer.h"
 
+#include <fcntl.h>
+
 enum { BUCKETS = 1024 };
+
+static void hear_mail(struct rn_task *task)
+{
+	rn_peers_hear_mail();
+	if (rn_peers_have_mail())
+		rn_task_queue(task);
+}
+
+static struct rn_task hearing = {.run = hear_mail};
 
 /* By their tokens, under rn_cm_lock. */
 static struct rn_cm_wire *named[BUCKETS];
@@ -43,6 +62,7 @@ void rn_cm_link_forget(struct rn_cm_wire *wire)
 
 void rn_cm_link_forked(void)
 {
+	hearing.link = NULL;
 	memset(named, 0, sizeof named);
 }
 
@@ -94,6 +114,36 @@ void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const v
 	pthread_mutex_unlock(&rn_cm_lock);
 }
 
+uint32_t rn_cm_link_number(const struct rn_cm_id *id)
+{
+	struct rn_cm_channel *channel = (struct rn_cm_channel *)id->id.channel;
+	uint32_t number;
+
+	if (id->sync || channel->number)
+		return channel->number;
+	if (!(fcntl(channel->channel.fd, F_GETFL) & O_NONBLOCK))
+		return 0;
+	number = rn_channel_register(channel->channel.fd, &channel->never_waits);
+	if (number != RN_NO_CHANNEL)
+		channel->number = number;
+	return channel->number;
+}
+
+void rn_cm_link_renumber(struct rn_cm_channel *channel)
+{
+	if (channel->number)
+		rn_channel_unregister(channel->number);
+	channel->number = 0;
+}
+
+void rn_cm_link_hear_mail(void)
+{
+	if (!rn_peers_have_mail())
+		return;
+	rn_task_queue(&hearing);
+	rn_tasks_run_here();
+}
+
 void rn_cm_link_digest(struct rn_cm_wire *wire)
 {
 	rn_cm_lock_to_tell();
@@ -108,17 +158,36 @@ void rn_cm_link_digest(struct rn_cm_wire *wire)
 	rn_cm_unlock_and_tell();
 }
 
+void rn_cm_link_hear_late(struct rn_cm_wire *wire)
+{
+	if (!wire->side)
+		return;
+	rn_peers_hear_mail();
+	rn_cm_link_digest(wire);
+}
+
+/* May it wait until the program reads it? What the other side waits for is answered by its engine. */
+static bool is_for_program(const struct rn_cm_header *header, bool is_last)
+{
+	return header && (header->type == RN_CM_REP || header->type == RN_CM_RTU || header->type == RN_CM_REJ ||
+			  (header->type == RN_CM_DREQ && is_last));
+}
+
 /* For the other side. */
-static void tell(const struct rn_cm_wire *wire, const struct rn_cm_header *header, size_t length, bool is_last)
+static void tell(struct rn_cm_wire *wire, const struct rn_cm_header *header, size_t length, bool is_last)
 {
 	static const enum rn_cm_link_side other[] = {
 		[RN_CM_HANDED] = RN_CM_HANDED, [RN_CM_ASKER] = RN_CM_ASKED, [RN_CM_ASKED] = RN_CM_ASKER};
 	uint32_t what = (uint32_t)other[wire->side] | (is_last ? RN_CM_LINK_LAST : 0u);
 
+	if (wire->side && !wire->stays_off_mail && is_for_program(header, is_last) &&
+	    rn_peer_mail(wire->death.peer, wire->mail_channel, what, wire->token, header, length))
+		return;
+	wire->stays_off_mail = true;
 	rn_peer_tell_connection(wire->death.peer, what, wire->side ? wire->token : wire->peer_token, header, length);
 }
 
-void rn_cm_link_end(const struct rn_cm_wire *wire)
+void rn_cm_link_end(struct rn_cm_wire *wire)
 {
 	if (wire->side && wire->watched && !wire->has_said_last && !wire->has_left)
 		tell(wire, NULL, 0, true);

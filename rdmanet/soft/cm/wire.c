@@ -428,8 +428,8 @@ RN_EXPORT int rdmanet_soft_cm_peer_user(struct rdma_cm_id *rdma_id, uid_t *user)
 	return way;
 }
 
-/* The time limit of this phase has passed. With rn_cm_lock held. True: there is something to send now. */
-static bool end_phase(struct rn_cm_wire *wire)
+/* The time limit of this phase has passed. With rn_cm_lock held. */
+static void end_phase(struct rn_cm_wire *wire)
 {
 	switch (wire->phase) {
 	case RN_CM_WIRE_ACCEPTED:
@@ -464,21 +464,21 @@ static bool end_phase(struct rn_cm_wire *wire)
 		break;
 	case RN_CM_WIRE_REQ_RECEIVED: /* the program may take any time, but the peer should know that it does */
 		rn_cm_wire_say_wait(wire);
-		return true;
+		break;
 	case RN_CM_WIRE_ESTABLISHED:
 		if (wire->source.fd < 0 && !wire->peer_moved)
 			rn_cm_wire_lost(wire, 0);
-		return rn_cm_handover_timer(wire);
+		rn_cm_handover_timer(wire);
+		break;
 	case RN_CM_WIRE_REP_RECEIVED:
 		break; /* the program may take any time */
 	}
-	return false;
 }
 
 static void timed_out(struct rn_timer *timer)
 {
 	struct rn_cm_wire *wire = RN_OWNER(timer, struct rn_cm_wire, timer);
-	bool again, says;
+	bool again;
 
 	pthread_mutex_lock(&rn_cm_lock);
 	again = wire->again && !wire->over && wire->phase == RN_CM_WIRE_CONNECTING;
@@ -490,11 +490,11 @@ static void timed_out(struct rn_timer *timer)
 		rn_cm_wire_sweep(wire);
 		return;
 	}
+	rn_cm_link_hear_late(wire);
 	pthread_mutex_lock(&rn_cm_lock);
 	/* The program may have gone on meanwhile, by accepting or rejecting: then the timer is that phase's. */
-	says = !wire->timer.is_set && end_phase(wire);
+	if (!wire->over && !wire->timer.is_set)
+		end_phase(wire);
 	pthread_mutex_unlock(&rn_cm_lock);
-	if (says)
-		rn_cm_wire_flush(wire);
-	rn_cm_wire_sweep(wire);
+	rn_cm_wire_get_on(wire);
 }

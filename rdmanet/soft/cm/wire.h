@@ -61,6 +61,7 @@ struct rn_cm_rep {
 	uint8_t flow_control, srq, private_length;
 	__be16 asker_number; /* for the asker's port, if it has none of TCP's: ask.c */
 	__be32 ece_vendor, ece_options;
+	__be32 mail_channel; /* where who sends this reads its events, if a linked process may wake it: link.c; else 0 */
 	uint8_t private_data[RN_CM_REP_PRIVATE];
 };
 
@@ -91,6 +92,8 @@ struct rn_cm_link_request {
 	uint64_t cookie;
 	union ibv_gid near, far; /* the listener's, and the asker's */
 	struct rn_cm_req req;
+	uint32_t mail_channel; /* as in REP */
+	uint32_t reserved;
 };
 
 /* Which side of a connection a message over a link is for, or what else it is: link.c. */
@@ -128,8 +131,8 @@ struct rn_cm_secret_proof {
 static_assert(sizeof(struct rn_cm_secret_hello) == 40 && sizeof(struct rn_cm_secret_challenge) == 72 &&
 	      sizeof(struct rn_cm_secret_proof) == 40, "nor there");
 static_assert(sizeof(struct rn_cm_sidr_req) == 192 && sizeof(struct rn_cm_sidr_rep) == 156, "no padding there, either");
-static_assert(sizeof(struct rn_cm_link_request) == 128, "likewise");
-static_assert(sizeof(struct rn_cm_req) == 88 && sizeof(struct rn_cm_rep) == 228 && sizeof(struct rn_cm_rej) == 160,
+static_assert(sizeof(struct rn_cm_link_request) == 136, "likewise");
+static_assert(sizeof(struct rn_cm_req) == 88 && sizeof(struct rn_cm_rep) == 232 && sizeof(struct rn_cm_rej) == 160,
 	      "what goes over the wire has no padding");
 
 static const uint16_t rn_cm_message_length[RN_CM_MESSAGES] = {
@@ -180,6 +183,8 @@ struct rn_cm_wire {
 	struct rn_cm_wire *next_named; /* of those with a token */
 	bool has_left; /* the peer waits for no answer */
 	bool has_said_last; /* nor do we, and the peer knows */
+	bool stays_off_mail; /* something went by the link: what follows does, too */
+	uint32_t mail_channel; /* by which who reads the other side's events is woken; 0: not known */
 	/* ask.c */
 	bool is_waiting; /* counted: it was asked for by a link, and is not established */
 	uint16_t asker_number; /* which it was given: 0 if none */
@@ -314,9 +319,10 @@ void rn_cm_link_name(struct rn_cm_wire *wire, uint64_t token);
 void rn_cm_link_forget(struct rn_cm_wire *wire);
 struct rn_cm_wire *rn_cm_link_find(const void *process, enum rn_cm_link_side side, uint64_t token);
 /* Without it. The wire ends: tell the other side, unless it knows. Hear what the other process says: for rn_peers_register_connections. */
-void rn_cm_link_end(const struct rn_cm_wire *wire);
+void rn_cm_link_end(struct rn_cm_wire *wire);
 void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 void rn_cm_link_digest(struct rn_cm_wire *wire); /* handle what was heard */
+void rn_cm_link_hear_late(struct rn_cm_wire *wire); /* its time is up: is there mail that the program has not read? */
 void rn_cm_link_flush(struct rn_cm_wire *wire);  /* send the output */
 bool rn_cm_link_say_moved(const struct rn_cm_wire *wire);
 void rn_cm_link_forked(void);
@@ -341,7 +347,7 @@ void rn_cm_ask_forked(void);
 /* --- handover.c: on the engine, without the lock but for the first three --------------------------- */
 
 void rn_cm_handover_forget(struct rn_cm_wire *wire); /* that it was young */
-bool rn_cm_handover_timer(struct rn_cm_wire *wire); /* its timer has fired; true: there is something to send */
+void rn_cm_handover_timer(struct rn_cm_wire *wire); /* its timer has fired */
 void rn_cm_handover_forked(void);
 /* In each of the engine's callbacks: before the output is sent, and after. */
 void rn_cm_handover_begin(struct rn_cm_wire *wire);

@@ -25,14 +25,14 @@ static struct {
 	uint32_t id;
 	int fd;
 	bool is_shared; /* a peer has it as well */
-	struct rn_channel *channel;
+	_Atomic bool *never_waits;
 } channels[RN_MAX_CHANNELS];
 static struct rn_lock channel_lock;
 static uint32_t channel_serial;
 
 static int wakeup = -1;
 
-static uint32_t channel_register(struct rn_channel *channel)
+uint32_t rn_channel_register(int fd, _Atomic bool *never_waits)
 {
 	uint32_t id = RN_NO_CHANNEL;
 
@@ -43,8 +43,8 @@ static uint32_t channel_register(struct rn_channel *channel)
 		channel_serial = (channel_serial + 1) % (1 << 19); /* never all ones: that is NO_CHANNEL */
 		id = (channel_serial + 1) * RN_MAX_CHANNELS + i;
 		channels[i].id = id;
-		channels[i].fd = channel->channel.fd;
-		channels[i].channel = channel;
+		channels[i].fd = fd;
+		channels[i].never_waits = never_waits;
 		channels[i].is_shared = false;
 		break;
 	}
@@ -52,11 +52,12 @@ static uint32_t channel_register(struct rn_channel *channel)
 	return id;
 }
 
-static void channel_unregister(uint32_t id)
+void rn_channel_unregister(uint32_t id)
 {
 	rn_lock(&channel_lock);
 	channels[id % RN_MAX_CHANNELS].id = 0;
 	rn_unlock(&channel_lock);
+	rn_channel_gone(id);
 }
 
 static void token_write(int fd)
@@ -117,7 +118,7 @@ int rn_channel_fd(uint32_t id)
 		fd = channels[id % RN_MAX_CHANNELS].fd;
 	if (fd >= 0 && id != RN_CHANNEL_WAKEUP && !channels[id % RN_MAX_CHANNELS].is_shared &&
 	    fcntl(fd, F_GETFL) & O_NONBLOCK)
-		atomic_store(&channels[id % RN_MAX_CHANNELS].channel->never_waits, true);
+		atomic_store(channels[id % RN_MAX_CHANNELS].never_waits, true);
 	channels[id % RN_MAX_CHANNELS].is_shared |= fd >= 0;
 	if (fd >= 0)
 		fd = rn_fd_own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
@@ -147,7 +148,7 @@ RN_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *i
 		free(channel);
 		return NULL;
 	}
-	channel->id = channel_register(channel);
+	channel->id = rn_channel_register(channel->channel.fd, &channel->never_waits);
 	if (channel->id == RN_NO_CHANNEL) {
 		close(channel->channel.fd);
 		free(channel);
@@ -176,8 +177,7 @@ RN_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv_channel)
 	rn_list_del(&channel->link);
 	pthread_mutex_unlock(&context->mutex);
 
-	channel_unregister(channel->id);
-	rn_channel_gone(channel->id);
+	rn_channel_unregister(channel->id);
 	close(ibv_channel->fd);
 	free(channel);
 	return 0;

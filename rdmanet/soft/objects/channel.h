@@ -14,6 +14,11 @@ struct rn_channel {
 	struct rn_list link;
 };
 
+/* A number for this eventfd, by which peers ask for it, and wake who reads it; RN_NO_CHANNEL: there is none left. A reader
+ * whose `never_waits` is set must not wait, whatever mode the descriptor has. */
+uint32_t rn_channel_register(int fd, _Atomic bool *never_waits);
+void rn_channel_unregister(uint32_t channel_id); /* before it is closed */
+
 /* For struct rn_peer_ops. */
 int rn_channel_fd(uint32_t channel_id);
 void rn_channel_signal(uint32_t channel_id);

@@ -108,6 +108,7 @@ void rn_on_gone_channel(struct process *process)
 	if (channel)
 		channel_forget(process, channel);
 	pthread_mutex_unlock(&process->channel_lock);
+	rn_mail_take_back(process);
 }
 
 /* --- what the device asks for: any thread ------------------------------------------------------- */

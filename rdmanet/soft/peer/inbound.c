@@ -29,6 +29,8 @@ void rn_inbound_close(struct inbound *inbound)
 	rn_stranger_forget(&inbound->stranger);
 	rn_proof_end(&inbound->proof);
 	rn_fd_close(inbound->source.fd);
+	if (inbound->has_mail)
+		process->mail_in.offset = 0;
 	rn_outbox_clear(&inbound->out);
 	*inbound->link = inbound->next;
 	if (inbound->next)
@@ -40,6 +42,7 @@ void rn_inbound_close(struct inbound *inbound)
 	free(inbound);
 	if (process) {
 		process->inbound_count--;
+		rn_mail_take_back(process); /* it may have given up our arena */
 		rn_process_let_go(process);
 	}
 }
@@ -245,6 +248,7 @@ static void on_want_channel(struct inbound *inbound)
 	if (!wants_event)
 		forget(inbound->channels, &inbound->channel_count, id);
 	answer(inbound, RN_LINK_CHANNEL, id, 0, NULL, 0, -1);
+	rn_mail_hear(inbound->process); /* the channel may be gone that was to wake its reader */
 }
 
 static void on_request(struct inbound *inbound)
@@ -280,6 +284,7 @@ static void on_by_stream(struct inbound *inbound)
 
 static void on_connection(struct inbound *inbound)
 {
+	rn_mail_hear(inbound->process); /* which was written before */
 	pthread_mutex_unlock(&rn_peers.lock);
 	rn_peers_hear(inbound->process, rn_inbox.message.value, (uint64_t)rn_inbox.message.size, rn_inbox.bytes,
 		      rn_inbox.length);
@@ -313,6 +318,7 @@ void rn_inbound_last_words(struct process *process)
 
 	while (inbound && inbound->process != process)
 		inbound = inbound->next;
+	rn_mail_hear(process);
 	for (int i = 0; inbound && i < MOST && rn_receive(inbound->source.fd, false) == ARRIVED; i++) {
 		if (rn_inbox.message.type == RN_LINK_CONNECTION)
 			on_connection(inbound);
@@ -335,6 +341,8 @@ static void inbound_ready(struct rn_source *source, uint32_t epoll_events)
 		break;
 	case ENDED:
 		serve = false;
+		if (inbound->process)
+			rn_mail_hear(inbound->process);
 		break;
 	case ARRIVED:
 		if (is_challenged(inbound)) {
@@ -351,6 +359,9 @@ static void inbound_ready(struct rn_source *source, uint32_t epoll_events)
 			on_by_stream(inbound);
 		} else if (rn_inbox.message.type == RN_LINK_CONNECTION) {
 			on_connection(inbound);
+		} else if (rn_inbox.message.type == RN_LINK_MAIL) {
+			inbound->has_mail = true;
+			rn_on_mail(inbound->process);
 		}
 		rn_inbox_discard();
 		break;

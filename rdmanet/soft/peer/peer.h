@@ -166,6 +166,11 @@ void rn_peer_unwatch_death(struct rn_death *);
  * theirs. Any thread, for another thread's peer with a hold on it; false: there is no link. */
 bool rn_peer_is_linked(struct rn_peer *);
 bool rn_peer_tell_connection(struct rn_peer *, uint32_t what, uint64_t token, const void *message, size_t length);
+/* The same in memory, which wakes who reads this event channel of the other process, and not its engine. False: it does
+ * not fit there. */
+bool rn_peer_mail(struct rn_peer *, uint32_t channel, uint32_t what, uint64_t token, const void *message, size_t length);
+bool rn_peers_have_mail(void);  /* has another process said something in memory that was not heard? Any thread */
+void rn_peers_hear_mail(void);  /* hear it: on the engine, or a thread that stands in for it */
 /* To a process that is being heard: by the link over which it speaks. On the engine. */
 void rn_peer_answer_connection(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 /* Has the process taken all that was sent over the link? If not, it does not run, or is busy. */
@@ -223,7 +228,7 @@ struct rn_peer_ops {
 void rn_peers_register(const struct rn_peer_ops *ops);
 
 /* For the connection manager, likewise: a process, to be compared with rn_peer_process, has said this of a connection. On
- * the engine; of this process also on a thread that stands in for it. */
+ * the engine; of this process, or by mail, also on a thread that stands in for it. */
 typedef void rn_peer_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 void rn_peers_register_connections(rn_peer_hear *hear);
 

@@ -9,6 +9,7 @@
  *     port.c     our ports, and accepting connections on them
  *     proof.c    who is at the other end, and may it see our memory?
  *     wire.c     messages with descriptors between two sockets
+ *     mail.c     messages in memory: the connection managers'
  *
  *     struct peer      one for each port asked for; counted; what the device sees
  *     struct process   one open device of another process: what several peers share, and its pidfd
@@ -80,6 +81,7 @@ enum rn_link_message_type {
 	RN_LINK_PROOF,        /* identity */
 	RN_LINK_BY_STREAM,    /* value: a queue pair of ours, size: of yours; its requests come by TCP */
 	RN_LINK_CONNECTION,   /* the connection manager's message; value: of what kind, size: the token of the connection */
+	RN_LINK_MAIL,         /* value: nonce, size: where the ring for these lies that are not said by the link: mail.c */
 	RN_LINK_MESSAGES,
 };
 
@@ -177,6 +179,12 @@ struct proof {
 
 enum { SEGMENT_BUCKETS = 64 };
 
+/* A ring of messages in a writer's arena, and how far this side has come: mail.c. */
+struct ring {
+	uint64_t offset; /* 0: there is none */
+	uint32_t nonce, position;
+};
+
 struct process {
 	struct process *next;
 	int pid;
@@ -203,6 +211,9 @@ struct process {
 
 	struct rn_reply *replies, **replies_end; /* in the order of their requests */
 	uint32_t serial;
+
+	struct ring mail_out, mail_in; /* from us, while `link` is there, and to us */
+	unsigned round;                /* in which its mail was heard */
 };
 
 struct link {
@@ -228,6 +239,7 @@ struct inbound {
 	unsigned segment_count, channel_count;
 	struct streamed *streamed; /* the queue pairs whose requests come by TCP */
 	unsigned streamed_count;
+	bool has_mail; /* said where the process's ring is */
 };
 
 struct streamed {
@@ -392,6 +404,15 @@ void rn_inbound_close(struct inbound *inbound);
 /* Its process has ended: what it has said of connections before is still to be heard. */
 void rn_inbound_last_words(struct process *process);
 void rn_peers_tell_segment_gone(uint32_t segment_id); /* those who fetched it */
+
+/* --- mail.c -------------------------------------------------------------------------------- */
+
+/* What rn_inbox says of another process's ring; hear what lies in it: on the engine. */
+void rn_on_mail(struct process *process);
+void rn_mail_hear(struct process *process);
+/* It may not read what we wrote: say it by the link. */
+void rn_mail_take_back(struct process *process);
+void rn_mail_close(struct process *process); /* the same, and our link to it ends */
 
 /* --- port.c -------------------------------------------------------------------------------- */
 

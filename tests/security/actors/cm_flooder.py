@@ -31,8 +31,8 @@ for _ in range(count):
         try:
             if kind == "ready":
                 stranger.sendall(request)
-                answer = stranger.recv(228, socket.MSG_WAITALL)
-                assert len(answer) == 228, answer
+                answer = stranger.recv(232, socket.MSG_WAITALL)
+                assert len(answer) == 232, answer
             else:
                 stranger.sendall(request + flood)
             for _ in range(mib):

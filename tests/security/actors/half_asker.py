@@ -20,7 +20,7 @@ while attempts < int(argv[1]) and not shown_out:
     one = socket.create_connection(("127.0.0.1", int(argv[0])), 30)
     try:
         one.sendall(request)
-        kind = one.recv(228)[5]
+        kind = one.recv(232)[5]
     except (ConnectionError, IndexError):
         kind = REJ
     if kind == REP:

@@ -39,7 +39,7 @@ for one, hellos in askers:
         # Both HELLOs: the passive side's without its header, which is filled in when it is sent.
         said = b"cm active\0" + hellos[:40] + bytes(8) + hellos[48:]
         one.sendall(message(PROOF, hmac.digest(bytes.fromhex(argv[3]), said, hashlib.sha256)) + request)
-        ended[{2: "asked and answered", 4: "refused"}.get(one.recv(228)[5], "?")] += 1
+        ended[{2: "asked and answered", 4: "refused"}.get(one.recv(232)[5], "?")] += 1
     except (ConnectionError, IndexError):
         ended["refused"] += 1
 say(ended=ended)

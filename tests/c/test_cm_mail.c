@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What connection managers say to each other in memory (peer/mail.c): nothing of it is lost, whoever ends, is stopped, or
+ * does not read; and what another process makes of its own ring, or of ours, is its own affair.
+ */
+#include "cm_other.h"
+#include "cm/wire.h"
+#include "peer/peers.h"
+#include "shm/arena.h"
+
+enum { FEW = 8, SLOTS = 64, SLOT = 256 };
+
+static struct rdma_event_channel *channel;
+static struct rdma_cm_id *listener;
+static uint16_t port;
+
+/* The only other process. */
+static struct process *writer(void)
+{
+	struct process *process;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	process = rn_peers.processes;
+	while (process && !process->mail_out.offset && !process->mail_in.offset)
+		process = process->next;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return process;
+}
+
+static uint32_t position(bool is_in)
+{
+	const struct process *process = writer();
+
+	return !process ? 0 : is_in ? process->mail_in.position : process->mail_out.position;
+}
+
+/* --- a client in another process: it does what one letter at a time says ------------------------------- */
+
+static struct rdma_cm_id *connect_to(struct rdma_event_channel *events)
+{
+	struct rdma_conn_param param = with_data("who asks");
+	struct rdma_cm_id *id = new_id(events);
+
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	return id;
+}
+
+/* The word that says whose the slot is, of the message that is written next, or was written last. */
+static _Atomic uint64_t *turn(int back)
+{
+	const struct ring *ring = &writer()->mail_out;
+
+	return (_Atomic uint64_t *)(rn_arena + ring->offset + (ring->position - (unsigned)back) % SLOTS * SLOT);
+}
+
+/* n: connect; q, Q: ask, by mail or not; a: await the answer of what was asked, and say which event it is; l: destroy the last one;
+ * s: scribble over the length of what was written last; t: over the word that says whose the next slot is;
+ * o: say that our ring lies where none can be; k: end at once, by a signal; e: the end. */
+static void client(int fd)
+{
+	struct rdma_event_channel *events = new_channel();
+	struct rdma_cm_id *ids[4 * FEW];
+	struct rdma_cm_event *event;
+	struct rn_link_message message;
+	struct link *link;
+	unsigned count = 0;
+	uint32_t before;
+	char what;
+
+	while ((what = hear(fd)) != 'e') {
+		switch (what) {
+		case 'n':
+			ids[count++] = connect_to(events);
+			want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
+			EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(ids[count - 1])->terms.remote_qpn >> 8)));
+			break;
+		case 'q':
+		case 'Q':
+			before = position(false);
+			ids[count++] = connect_to(events);
+			if (what == 'q')
+				EVENTUALLY(position(false) != before); /* the engine may have been awake, and do it */
+			break;
+		case 'a':
+			event = next_event(events, LIMIT_MS);
+			CHECK(event);
+			say(fd, event->event == RDMA_CM_EVENT_ESTABLISHED ? 'E' : event->event == RDMA_CM_EVENT_REJECTED ? 'R' : '?');
+			rdma_ack_cm_event(event);
+			continue;
+		case 'l':
+		case 'L':
+			before = position(false);
+			CHECK(!rdmanet_soft_cm_leave(ids[--count]));
+			destroy(ids[count]);
+			if (what == 'l')
+				EVENTUALLY(position(false) != before);
+			break;
+		case 's':
+			((uint32_t *)turn(1))[5] = UINT32_MAX;
+			break;
+		case 't':
+			atomic_store(turn(0), 4711);
+			break;
+		case 'o':
+			link = writer()->link;
+			for (int i = 0; i < 3; i++) {
+				message = rn_link_message(RN_LINK_MAIL, 1, i == 0 ? 64 : i == 1 ? RN_ARENA_HEAP + 1 : INT64_MIN);
+				pthread_mutex_lock(&rn_peers.lock);
+				CHECK(!rn_send(&link->source, &link->out, &message, NULL, 0, -1));
+				pthread_mutex_unlock(&rn_peers.lock);
+			}
+			break;
+		case 'k':
+			raise(SIGKILL);
+		}
+		say(fd, 'D');
+	}
+	while (count)
+		destroy(ids[--count]);
+	close_shared();
+	rdma_destroy_event_channel(events);
+}
+
+static void tell(const struct other *other, char what)
+{
+	say(other->fd, what);
+	CHECK(hear(other->fd) == 'D');
+}
+
+static void end_other(struct other *other)
+{
+	say(other->fd, 'e');
+	join(other);
+}
+
+static struct rdma_cm_id *next_request(void)
+{
+	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+
+	CHECK(!strcmp(event->param.conn.private_data, "who asks"));
+	rdma_ack_cm_event(event);
+	return id;
+}
+
+static struct rdma_cm_id *accept_next(void)
+{
+	struct rdma_conn_param param = with_data("who is asked");
+	struct rdma_cm_id *id = next_request();
+
+	make_qp(id);
+	CHECK(!rdma_accept(id, &param));
+	return id;
+}
+
+static struct rdma_cm_id *let_in(const struct other *other)
+{
+	struct rdma_cm_id *id;
+
+	say(other->fd, 'n');
+	id = accept_next();
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	CHECK(hear(other->fd) == 'D');
+	return id;
+}
+
+/* Linked both ways, and each knows the other's event channel. */
+static struct other meet(struct rdma_cm_id *ids[2])
+{
+	struct other other = spawn(client);
+
+	ids[0] = let_in(&other);
+	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(ids[0])->terms.remote_qpn >> 8)));
+	ids[1] = let_in(&other);
+	return other;
+}
+
+static void part(struct other *other, struct rdma_cm_id *ids[2])
+{
+	end_other(other);
+	for (int i = 0; i < 2; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < 2; i++)
+		destroy(ids[i]);
+}
+
+/* --- what goes by mail ----------------------------------------------------------------------------------- */
+
+/* A connection's whole life: REQ, RTU and the last DREQ come by it, and REP goes. */
+static void a_life(void)
+{
+	struct rdma_cm_id *ids[2], *id;
+	struct other other = meet(ids);
+	uint32_t in = position(true), out = position(false);
+
+	for (uint32_t i = 1; i <= 2 * SLOTS; i++) { /* round and round the ring */
+		id = let_in(&other);
+		tell(&other, 'l');
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		CHECK(!rdmanet_soft_cm_peer_is_gone(id));
+		destroy(id);
+		CHECK(position(true) == in + 3 * i && position(false) == out + i);
+	}
+	part(&other, ids);
+}
+
+/* A program that does not read hears all of it when it does. */
+static void it_is_read_late(void)
+{
+	struct rdma_cm_id *ids[2];
+	struct other other = meet(ids);
+
+	for (int i = 0; i < FEW; i++)
+		tell(&other, 'q');
+	for (int i = 0; i < FEW; i++)
+		tell(&other, 'l');
+	for (int i = 0; i < FEW; i++)
+		destroy(next_request());
+	want_none(channel, 50);
+	part(&other, ids);
+}
+
+/* Nor does a time limit pass for a program that has been told in time, and does not read it. */
+static void it_is_read_after_its_time(void)
+{
+	struct rdma_cm_id *ids[2], *id;
+	struct other other = meet(ids);
+	uint64_t before = rn_settings.cm_timeout_ms;
+
+	rn_settings.cm_timeout_ms = 50;
+	say(other.fd, 'n');
+	id = accept_next();
+	CHECK(hear(other.fd) == 'D'); /* it is established there */
+	usleep(150 * 1000);
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	rn_settings.cm_timeout_ms = before;
+	tell(&other, 'l');
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(id);
+	part(&other, ids);
+}
+
+/* --- whoever ends ---------------------------------------------------------------------------------------- */
+
+/* The listener goes, and nobody reads what lies there: the asker is told at once, as by TCP. */
+static void the_listener_goes(void)
+{
+	struct rdma_cm_id *ids[2];
+	struct other other = meet(ids);
+
+	tell(&other, 'q');
+	CHECK(!rdma_destroy_id(listener));
+	say(other.fd, 'a');
+	CHECK(hear(other.fd) == 'R');
+	tell(&other, 'Q'); /* it does not know yet, or knows: likewise */
+	say(other.fd, 'a');
+	CHECK(hear(other.fd) == 'R');
+	part(&other, ids);
+	listener = new_listener(channel, FEW, &port);
+}
+
+/* It asks, or has been let in and left, and is killed: what it said before is heard. */
+static void the_writer_is_killed(void)
+{
+	struct rdma_cm_id *ids[2], *left, *asked;
+	struct other other = meet(ids);
+
+	left = let_in(&other);
+	tell(&other, 'l');
+	tell(&other, 'q');
+	say(other.fd, 'k');
+	CHECK(waitpid(other.pid, NULL, 0) == other.pid);
+	for (int i = 0; i < 3; i++) {
+		struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
+
+		if (event && event->event == RDMA_CM_EVENT_CONNECT_REQUEST) { /* if it is read before the end is known */
+			asked = event->id;
+			rdma_ack_cm_event(event);
+			destroy(asked);
+			i--;
+			continue;
+		}
+		CHECK(event);
+		if (event->event == RDMA_CM_EVENT_REJECTED) {
+			i--;
+		} else {
+			CHECK(event->event == RDMA_CM_EVENT_DISCONNECTED);
+			CHECK(!rdmanet_soft_cm_peer_is_gone(event->id) == (event->id == left));
+		}
+		rdma_ack_cm_event(event);
+	}
+	destroy(left);
+	destroy(ids[0]);
+	destroy(ids[1]);
+	close(other.fd);
+}
+
+/* --- who writes what makes no sense ------------------------------------------------------------------------ */
+
+/* The length of a message, the word of a slot, the place of a ring: what is wrong is not heard, and all else is. */
+static void a_ring_is_scribbled_over(void)
+{
+	struct rdma_cm_id *ids[2], *id;
+	struct other other = meet(ids);
+
+	tell(&other, 't'); /* its next message goes by the link, and so do all of that connection */
+	id = let_in(&other);
+	tell(&other, 'L');
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(id);
+
+	tell(&other, 'o');
+	id = let_in(&other);
+	tell(&other, 'L');
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(id);
+	part(&other, ids);
+
+	other = meet(ids);
+	tell(&other, 'q');
+	tell(&other, 's');
+	want_none(channel, 50);
+	tell(&other, 'l');
+	want_none(channel, 50);
+	part(&other, ids);
+}
+
+/* Tokens that stand for nothing, and never end, do not keep a reader that does not wait, whatever the other makes of the
+ * open file. */
+static void the_channel_is_flooded(void)
+{
+	struct rdma_event_channel *before = channel;
+	struct rdma_cm_id *ids[2], *its = listener;
+	struct rdma_cm_event *event;
+	uint64_t many = 1ull << 40;
+	uint16_t at = port;
+	struct other other;
+
+	channel = new_channel();
+	listener = new_listener(channel, FEW, &port);
+	other = meet(ids);
+	CHECK(((struct rn_cm_channel *)channel)->never_waits);
+	CHECK(!fcntl(channel->fd, F_SETFL, 0));
+	CHECK(write(channel->fd, &many, sizeof many) == sizeof many);
+	CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
+	tell(&other, 'q');
+	destroy(next_request());
+	part(&other, ids);
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	channel = before;
+	listener = its;
+	port = at;
+}
+
+/* A channel whose reader waits has no number: what wakes it leads to an event. */
+static void a_channel_that_waits(void)
+{
+	struct rdma_event_channel *before = channel;
+	struct rdma_cm_id *ids[2], *its = listener;
+	uint16_t at = port;
+	struct other other;
+
+	channel = new_channel();
+	CHECK(!fcntl(channel->fd, F_SETFL, 0));
+	listener = new_listener(channel, FEW, &port);
+	other = spawn(client);
+	ids[0] = let_in(&other);
+	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(ids[0])->terms.remote_qpn >> 8)));
+	ids[1] = let_in(&other);
+	CHECK(!((struct rn_cm_channel *)channel)->number && !position(true));
+	part(&other, ids);
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	channel = before;
+	listener = its;
+	port = at;
+}
+
+int main(void)
+{
+	channel = new_channel();
+	listener = new_listener(channel, FEW, &port);
+	RUN(a_life);
+	RUN(it_is_read_late);
+	RUN(it_is_read_after_its_time);
+	RUN(the_listener_goes);
+	RUN(the_writer_is_killed);
+	RUN(a_ring_is_scribbled_over);
+	RUN(the_channel_is_flooded);
+	RUN(a_channel_that_waits);
+	CHECK(!rdma_destroy_id(listener));
+	close_shared();
+	rdma_destroy_event_channel(channel);
+	CHECK(rn_fd_count() == 0);
+	return 0;
+}
