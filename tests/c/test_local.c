@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two queue pairs of one process: everything that the responder checks and the requester is told. */
 #include "pair.h"
+#include "objects/qp.h"
 
 /* --- what works ----------------------------------------------------------------------------------- */
 
@@ -535,6 +536,7 @@ static void test_peer_not_there(void)
 	CHECK_EQ(ibv_destroy_qp(b.qp), 0);
 	b.qp = NULL;
 	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 2, 0, 8, at_b(0), b.mr->rkey), 0);
+	CHECK(rn_qp(a.qp)->backoff_ns > 1000000); /* it will hardly come back: nobody looks for it all the time */
 	expect(a.cq, 2, IBV_WC_RETRY_EXC_ERR);
 	close_pair();
 }

@@ -146,6 +146,15 @@ static void wait_until_due(struct rn_qp *qp)
 	rn_timer_set(&qp->timer, due_ns > now ? due_ns - now : 0);
 }
 
+/* A queue pair that is not there yet will be soon. One that was there is mostly gone for good: look only so often that the
+ * request fails in time, as each look wakes the engine. */
+static uint64_t first_backoff_ns(const struct rn_qp *qp, enum rn_wait why)
+{
+	bool was_there = why == RN_WAIT_PEER && qp->sq_executed && !qp->ud && !qp->uses_tcp;
+
+	return was_there ? LAST_BACKOFF_NS : FIRST_BACKOFF_NS;
+}
+
 /* For what the responder has to do, or to become; this has an end. */
 static void wait_for_responder(struct rn_qp *qp, enum rn_wait why)
 {
@@ -155,7 +164,7 @@ static void wait_for_responder(struct rn_qp *qp, enum rn_wait why)
 		qp->waited = true;
 		qp->wait = why;
 		qp->deadline_ns = now + budget_ns(qp, why);
-		qp->backoff_ns = FIRST_BACKOFF_NS;
+		qp->backoff_ns = first_backoff_ns(qp, why);
 	}
 	if (qp->attr.timeout && now >= qp->deadline_ns) {
 		rn_sq_fail_head(qp, IBV_WC_RETRY_EXC_ERR);
