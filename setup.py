@@ -98,6 +98,12 @@ modules = [
         extra_link_args=ldflags,
     ),
     Extension(
+        "rdmanet.rpc.framing",
+        ["rdmanet/rpc/framing.pyx"],
+        extra_compile_args=generated_cflags,
+        extra_link_args=ldflags,
+    ),
+    Extension(
         "rdmanet.rpc.weighing",
         ["rdmanet/rpc/weighing.pyx"],
         include_dirs=["rdmanet/rpc"],

@@ -22,6 +22,7 @@ RPC_GROUND = {
     "rpc.arrays",
     "rpc.errors",
     "rpc.limits",
+    "rpc.framing",
     "rpc.buffer",
     "rpc.describe",
     "rpc.messages",

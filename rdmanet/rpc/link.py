@@ -14,7 +14,7 @@ calls, whose answers it cannot send, and gives no more messages to its handlers.
 of the two always goes on. Of the Pings that come while a side cannot write, it answers the last.
 
 A loop reads much at a time: uvloop's up to 8 MiB of one socket, which may be 300,000 calls. So that no peer takes the
-loop from the others, a link handles TURN_COST of messages in a turn (messages.Framer), 64 small ones or 64 KiB. Then it
+loop from the others, a link handles TURN_COST of messages in a turn (framing.Frames), 64 small ones or 64 KiB. Then it
 stops reading, and goes on in the next turn. A peer of which less comes at a time is never stopped. When a connection is
 lost, a client handles all that had come before; a server does not begin calls whose callers are gone.
 
@@ -37,9 +37,10 @@ import msgspec
 from rdmanet.errors import ProtocolError, RegionRevokedError
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.framing import HEADER_BYTES
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
 from rdmanet.rpc.long_writes import LongWrites
-from rdmanet.rpc.messages import HEADER_BYTES, HELLO_BYTES, Framer, Ping, Pong, encode, parts_of
+from rdmanet.rpc.messages import HELLO_BYTES, Framer, Ping, Pong, encode, parts_of
 from rdmanet.rpc.reads import Reads
 from rdmanet.rpc.turns import Rounds, Turns
 from rdmanet.stream.peer_memory import OfferedMemory

@@ -14,17 +14,16 @@ the connection. It gives no more messages at a time than its user lets it, and k
 from __future__ import annotations
 
 import datetime  # noqa: F401  before msgspec, see credit.py
-import math
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw
 
-from rdmanet.errors import ProtocolError, printable
+from rdmanet.errors import ProtocolError
+from rdmanet.rpc.framing import HEADER_BYTES, Frames
 
 VERSION: Final = 1
 MAGIC: Final = "rdmanet.rpc"
-HEADER_BYTES: Final = 4
 MESSAGE_BYTES_LEAST: Final = 256
 """Each side accepts messages of this length, so a failure without its text, a Cancel or a Window can always be sent."""
 HELLO_BYTES: Final = 4096
@@ -35,9 +34,6 @@ TEXT_MOST: Final = 4096
 NAMES_MOST: Final = 256
 """Services that a server tells of in its Hello."""
 DIMENSIONS_MOST: Final = 32
-COST_BYTES: Final = 1024
-"""A message costs its reader one unit, and one more for each so many bytes (`Framer.budget`)."""
-LONG_BYTES: Final = 64 << 10
 
 U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 U53 = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -198,6 +194,7 @@ class Placed(msgspec.Struct, array_like=True, frozen=True):
 Message = Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong
 
 encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class OutHello(_Message, tag=0):
@@ -341,105 +338,14 @@ def raw(value: Any) -> Raw:
     return Raw(encode(value))
 
 
-class Framer:
+class Framer(Frames):
     """Takes what a connection receives, and gives the messages in it.
-
-    A body that is not all there takes memory as it comes, not as it is announced.
 
     :param message_bytes: the longest body that is accepted
     :param first_bytes: the same for the first message
-    :ivar budget: the cost of the messages that `feed` may still give (COST_BYTES). It gives one more, whatever that
-        costs, as long as this is not used up
-    :ivar unfinished_bytes: of a body of LONG_BYTES or more that is not all there, these are
     """
 
-    __slots__ = (
-        "budget",
-        "unfinished_bytes",
-        "_at",
-        "_body",
-        "_decode",
-        "_length",
-        "_message_bytes",
-        "_most",
-        "_rest",
-    )
+    __slots__ = ()
 
     def __init__(self, message_bytes: int, first_bytes: int | None = None) -> None:
-        self.budget: float = math.inf
-        self._message_bytes = message_bytes
-        self._most = message_bytes if first_bytes is None else min(first_bytes, message_bytes)
-        self._decode = msgspec.msgpack.Decoder(Message).decode
-        self._rest = b""  # from _at on, it is still to be looked at
-        self._at = 0
-        self._body: bytearray | None = None  # less than a body of this length
-        self._length = 0
-        self.unfinished_bytes = 0
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether it keeps what may be a message, for which the budget did not suffice."""
-        kept = len(self._rest) - self._at
-        return kept >= HEADER_BYTES or (kept > 0 and self._body is not None)
-
-    def keep(self, data: bytes) -> None:
-        """Take what has come, and give it with the next `feed`."""
-        self._rest = self._rest[self._at :] + data
-        self._at = 0
-
-    def feed(self, data: bytes = b"") -> list[Message]:
-        """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
-
-        :raises ProtocolError: the peer sent something else. The framer cannot be used any more
-        """
-        messages: list[Message] = []
-        at = 0
-        if self._rest:
-            if data:
-                self.keep(data)
-            data, at = self._rest, self._at
-            self._rest, self._at = b"", 0
-        end = len(data)
-        budget = self.budget
-        try:
-            if self._body is not None and budget > 0:
-                start, at = at, at + self._length - len(self._body)
-                self._body += memoryview(data)[start:at]
-                if len(self._body) < self._length:
-                    if self._length >= LONG_BYTES:
-                        self.unfinished_bytes = len(self._body)
-                    return messages
-                self.unfinished_bytes = 0
-                messages.append(self._decode(memoryview(self._body)))
-                budget -= 1 + self._length // COST_BYTES
-                self._body = None
-                self._most = self._message_bytes
-            view = memoryview(data)
-            while end - at >= HEADER_BYTES and budget > 0:
-                length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
-                at += HEADER_BYTES
-                if length > self._most:
-                    name = "message_bytes" if self._most == self._message_bytes else "for a first message"
-                    raise ProtocolError(
-                        f"the peer announces a message of {length} bytes: the limit {name} is {self._most}"
-                    )
-                if end - at < length:
-                    self._body, self._length = bytearray(view[at:]), length
-                    if length >= LONG_BYTES:
-                        self.unfinished_bytes = len(self._body)
-                    return messages
-                messages.append(self._decode(view[at : at + length]))
-                budget -= 1 + length // COST_BYTES
-                at += length
-                self._most = self._message_bytes
-            if end - at >= HEADER_BYTES:
-                self._rest, self._at = data, at
-            elif at < end:
-                self._rest = bytes(data[at:])
-            return messages
-        except (msgspec.MsgspecError, ValueError) as exc:
-            raise ProtocolError(f"the peer sent what is no message: {printable(str(exc))}") from None
-        except RecursionError:
-            raise ProtocolError("the peer sent a message that is nested too deep") from None
-        finally:
-            self.budget = budget
+        super().__init__(_decode, message_bytes, first_bytes)

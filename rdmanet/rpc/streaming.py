@@ -23,8 +23,9 @@ from typing import Any, Final
 
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.framing import COST_BYTES
 from rdmanet.rpc.link import Link, logger
-from rdmanet.rpc.messages import COST_BYTES, Item, OutItem, OutItemBringing, Window, raw
+from rdmanet.rpc.messages import Item, OutItem, OutItemBringing, Window, raw
 from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.shares import Held
 from rdmanet.rpc.stats import Counter

@@ -1,0 +1,32 @@
+"""Where messages begin and end in what a connection receives."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from typing_extensions import Buffer
+
+HEADER_BYTES: Final = 4
+COST_BYTES: Final = 1024
+"""A message costs its reader one unit, and one more for each so many bytes (`Frames.budget`)."""
+LONG_BYTES: Final = 65536
+
+class Frames:
+    """Takes what a connection receives, and gives what the bodies in it decode to."""
+
+    budget: float
+    unfinished_bytes: int
+    def __init__(
+        self, decode: Callable[[Any], Any], message_bytes: int, first_bytes: int | None = None
+    ) -> None: ...
+    @property
+    def is_behind(self) -> bool:
+        """Whether it keeps what may be a message, for which the budget did not suffice."""
+
+    def keep(self, data: Buffer) -> None:
+        """Take what has come, and give it with the next `feed`."""
+
+    def feed(self, data: Buffer = b"") -> list[Any]:
+        """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
+
+        :raises ProtocolError: the peer sent something else. The framer cannot be used any more
+        """

@@ -1,0 +1,137 @@
+# cython: language_level=3, auto_pickle=False
+"""Where messages begin and end in what a connection receives: compiled, since each message goes through it.
+
+A frame is a length of four bytes, in network order, and a body of that many bytes (messages.py). A short body is copied
+out of what was received, so that what is kept of it does not keep the rest; a longer one is a view.
+"""
+
+import math
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+
+import msgspec
+
+from rdmanet.errors import ProtocolError, printable
+
+cdef enum:
+    C_HEADER_BYTES = 4
+    C_COST_BYTES = 1024
+    C_LONG_BYTES = 64 << 10
+    COPIED_BYTES = 512  # a view of fewer costs more than the copy
+
+HEADER_BYTES = C_HEADER_BYTES
+COST_BYTES = C_COST_BYTES
+LONG_BYTES = C_LONG_BYTES
+
+
+cdef class Frames:
+    """Takes what a connection receives, and gives what the bodies in it decode to.
+
+    A body that is not all there takes memory as it comes, not as it is announced.
+
+    :param decode: makes a message of a body
+    :param message_bytes: the longest body that is accepted
+    :param first_bytes: the same for the first message
+    :ivar budget: the cost of the messages that `feed` may still give (COST_BYTES). It gives one more, whatever that
+        costs, as long as this is not used up
+    :ivar unfinished_bytes: of a body of LONG_BYTES or more that is not all there, these are
+    """
+
+    cdef public double budget
+    cdef readonly Py_ssize_t unfinished_bytes
+    cdef object _decode
+    cdef Py_ssize_t _message_bytes
+    cdef Py_ssize_t _most
+    cdef object _rest  # from _at on, it is still to be looked at
+    cdef Py_ssize_t _at
+    cdef object _body  # less than a body of _length; or None
+    cdef Py_ssize_t _length
+
+    def __init__(self, decode, Py_ssize_t message_bytes, first_bytes=None):
+        self.budget = math.inf
+        self.unfinished_bytes = 0
+        self._decode = decode
+        self._message_bytes = message_bytes
+        self._most = message_bytes if first_bytes is None else min(first_bytes, message_bytes)
+        self._rest = b""
+        self._at = 0
+        self._body = None
+        self._length = 0
+
+    @property
+    def is_behind(self):
+        """Whether it keeps what may be a message, for which the budget did not suffice."""
+        kept = len(self._rest) - self._at
+        return kept >= C_HEADER_BYTES or (kept > 0 and self._body is not None)
+
+    def keep(self, data):
+        """Take what has come, and give it with the next `feed`."""
+        self._rest = self._rest[self._at :] + data
+        self._at = 0
+
+    def feed(self, data=b""):
+        """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
+
+        :raises ProtocolError: the peer sent something else. The framer cannot be used any more
+        """
+        cdef list messages = []
+        cdef Py_ssize_t at = 0
+        cdef Py_buffer buffer
+        if self._rest:
+            if data:
+                self.keep(data)
+            data, at = self._rest, self._at
+            self._rest, self._at = b"", 0
+        PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
+        try:
+            self._feed(messages, data, <const unsigned char *>buffer.buf, at, buffer.len)
+        except (msgspec.MsgspecError, ValueError) as exc:
+            raise ProtocolError(f"the peer sent what is no message: {printable(str(exc))}") from None
+        except RecursionError:
+            raise ProtocolError("the peer sent a message that is nested too deep") from None
+        finally:
+            PyBuffer_Release(&buffer)
+        return messages
+
+    cdef int _feed(self, list messages, data, const unsigned char *received, Py_ssize_t at, Py_ssize_t end) except -1:
+        cdef Py_ssize_t length, start
+        if self._body is not None and self.budget > 0:
+            start, at = at, min(end, at + self._length - len(self._body))
+            self._body += memoryview(data)[start:at]
+            if len(self._body) < self._length:
+                if self._length >= C_LONG_BYTES:
+                    self.unfinished_bytes = len(self._body)
+                return 0
+            self.unfinished_bytes = 0
+            messages.append(self._decode(memoryview(self._body)))
+            self.budget -= 1 + self._length // C_COST_BYTES
+            self._body = None
+            self._most = self._message_bytes
+        while end - at >= C_HEADER_BYTES and self.budget > 0:
+            length = (<Py_ssize_t>received[at] << 24 | <Py_ssize_t>received[at + 1] << 16
+                      | <Py_ssize_t>received[at + 2] << 8 | <Py_ssize_t>received[at + 3])
+            at += C_HEADER_BYTES
+            if length > self._most:
+                name = "message_bytes" if self._most == self._message_bytes else "for a first message"
+                raise ProtocolError(
+                    f"the peer announces a message of {length} bytes: the limit {name} is {self._most}"
+                )
+            if end - at < length:
+                self._body, self._length = bytearray(memoryview(data)[at:]), length
+                if length >= C_LONG_BYTES:
+                    self.unfinished_bytes = len(self._body)
+                return 0
+            if length < COPIED_BYTES:
+                body = PyBytes_FromStringAndSize(<const char *>received + at, length)
+            else:
+                body = memoryview(data)[at : at + length]
+            messages.append(self._decode(body))
+            self.budget -= 1 + length // C_COST_BYTES
+            at += length
+            self._most = self._message_bytes
+        if end - at >= C_HEADER_BYTES:
+            self._rest, self._at = data, at
+        elif at < end:
+            self._rest = PyBytes_FromStringAndSize(<const char *>received + at, end - at)
+        return 0
