@@ -61,6 +61,15 @@ class Answers:
         if running.received is not None or running.sent is not None:
             running.end_streams()
 
+    def send_plain(self, running: Running, result: Any) -> None:
+        """The same as `send` for a result that is in the message, of a call without streams."""
+        link, calls = self._link, self._book.calls
+        if not link.is_over:
+            reply = OutReply(running.number, result)
+            running.counter.sent_bytes += link.send_alone(reply) if len(calls) == 1 else link.send(reply)
+            del calls[running.number]
+        running.call.is_over = True
+
     async def reply(
         self, running: Running, held: list[Any], buffers: list[Buffer], timer: asyncio.TimerHandle | None
     ) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
 from msgspec import Raw
@@ -53,7 +53,6 @@ from rdmanet.rpc.messages import (
     Hello,
     Item,
     OutHello,
-    OutReply,
     Ping,
     Pong,
     Release,
@@ -73,6 +72,7 @@ from rdmanet.rpc.taking import take, unpack
 
 _NOTHING: Final = Schema("", [])
 """What a client gets of a service that the server does not have."""
+_UNARY: Final = Kind.UNARY
 
 
 class Callee:
@@ -260,8 +260,8 @@ class Callee:
                     arguments = method.exact(raw_arguments)
             except Exception:
                 arguments = method.decode_arguments(raw_arguments)
-            if method.kind is Kind.UNARY:
-                book.begin(number, Kind.UNARY, running)
+            if method.kind is _UNARY:
+                book.begin(number, _UNARY, running)
             else:
                 self._begin_streams(running)
         except BaseException as exc:
@@ -384,7 +384,7 @@ class Callee:
                 held, result = [result], None
                 await self._answers.reply(running, held, buffers, timer)
             else:
-                self._answers.send(running, OutReply(running.number, result))
+                self._answers.send_plain(running, result)
         except asyncio.CancelledError:
             self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
         except BaseException as exc:
@@ -408,7 +408,7 @@ class Callee:
                 counter.count_failed(running.code, seconds)
             self.share.end(running)
             server.running.discard(running)
-            if not server.running:
+            if server.refusal is not None and not server.running:
                 server.is_idle()
 
     async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
@@ -420,8 +420,26 @@ class Callee:
         execute = functools.partial(self._execute, running, arguments, buffers)
         return await chained(server.interceptors, call, execute)()
 
-    async def _execute(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
-        """Run the method. Returns its result; a stream is sent."""
+    def _execute(
+        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
+    ) -> Coroutine[Any, Any, Any]:
+        """Run the method. Returns its result; a stream is sent.
+
+        Most calls are no more than the method's own coroutine: that of another one would be resumed each time, too.
+        """
+        method = running.method
+        if method.kind is _UNARY and method.count >= 0 and running.packed is None:
+            for index in method.buffers:
+                if type(arguments[index]) is not bytes:
+                    break
+            else:
+                return running.function(*arguments)  # type: ignore[no-any-return]
+        return self._execute_prepared(running, arguments, buffers)
+
+    async def _execute_prepared(
+        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
+    ) -> Any:
+        """Run a method that takes a stream, gives one, or gets more than plain arguments."""
         method = running.method
         if running.packed is not None:
             arguments = await self._unpacked(running, running.packed)

@@ -22,6 +22,7 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+from rdmanet.rpc import lending
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, not_taken
 from rdmanet.rpc.fetching import Fetching
@@ -39,8 +40,6 @@ from rdmanet.rpc.messages import (
     Hello,
     Item,
     OutCall,
-    OutCallBringing,
-    OutCallWith,
     OutHello,
     Ping,
     Pong,
@@ -214,6 +213,9 @@ class Channel:
         if self._fitted:
             call = call.fitted(self._fitted)
         method, arguments = call.method, call.arguments
+        if (at := method.bytes_at) is not None and at < len(arguments):
+            if type(arguments[at]) is bytes and len(arguments[at]) < lending.LEND_BYTES:
+                return self._call(call, arguments)  # the quick answer for most
         loans: Loans = []
         if method.buffers:
             arguments, loans = prepared(self.link, method, arguments)
@@ -301,24 +303,24 @@ class Channel:
             there = self._numbers[method.number]
             if there is None:
                 raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
-            left_us: int | None = None
             pending.begun_at = self.loop.time()
-            if deadline is not None:
-                left_us = int((deadline - pending.begun_at) * 1e6)
-                if left_us <= 0:
-                    raise late()
+            left_us = None if deadline is None else int((deadline - pending.begun_at) * 1e6)
+            if left_us is not None and left_us <= 0:
+                raise late()
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
             pending.place = self.book.begun
             if self._places.busy:
                 self._is_full()  # for those that were woken with this one
-            send = link.send_apart if apart else link.send
+            message = OutCall(number, there, left_us, arguments)
+            if memory is not None or metadata is not None:
+                message = message.extended(metadata, memory)
             try:
-                if memory is not None:
-                    length = send(OutCallBringing(number, there, left_us, arguments, metadata or {}, memory))
-                elif metadata is None:
-                    length = send(OutCall(number, there, left_us, arguments))
+                if apart:
+                    length = link.send_apart(message)
+                elif len(self.book) == 1:
+                    length = link.send_alone(message)
                 else:
-                    length = send(OutCallWith(number, there, left_us, arguments, metadata))
+                    length = link.send(message)
             except BaseException:
                 self.book.withdraw(number)
                 if self._places.busy:
@@ -327,9 +329,8 @@ class Channel:
         except Error as exc:
             not_begun(exc)
             raise
-        counter = pending.counter
-        counter.begun += 1
-        counter.sent_bytes += length
+        pending.counter.begun += 1
+        pending.counter.sent_bytes += length
         return None if deadline is None else self.loop.call_at(deadline, self._time_is_over, pending)
 
     def _time_is_over(self, pending: Pending) -> None:
@@ -434,7 +435,6 @@ class Channel:
         packed = pending.method.label if pending.method.stream_brings else None
         sending = pending.sent = Sending(self.link, outflow, pending.counter, packed=packed)
         sending.number = pending.number
-
         work = pump(self.link, pending, items, self._abandon)
         work.send(None)
         return self.loop.create_task(work, name=f"rpc stream to {pending.method.label}")

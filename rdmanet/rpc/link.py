@@ -5,9 +5,13 @@ Theory
 A link turns bytes into messages, and gives each to the handler of its kind. The other way, the first message of a turn
 of the loop is written at once, so that a single call does not wait. Further ones of the same turn are collected, and
 written together at its end: many small messages cost one write. They are written before that if they are more than
-COLLECT_BYTES, so that the transport can say when it has enough. A message that is as long as that by itself is written
-beside its header, and not joined with it, which would copy it. One with long memory in it is written in pieces
-(long_writes.py), and until its end the link is as if the transport had paused it.
+COLLECT_BYTES, so that the transport can say when it has enough. To learn of the end costs the loop one turn more. So
+the only call of a connection, and the answer to the only one, are sent alone: if the turn before had but one message,
+too, nobody waits for the end of this one.
+
+A message that is longer than COLLECT_BYTES by itself is written beside its header, and not joined with it, which would
+copy it. One with long memory in it is written in pieces (long_writes.py), and until its end the link is as if the
+transport had paused it.
 
 When the transport pauses writing, senders wait for their `turns`. A server also stops reading: what it would read are
 calls, whose answers it cannot send, and gives no more messages to its handlers. A client does not stop for that, so one
@@ -113,6 +117,7 @@ class Link(asyncio.Protocol):
         self._is_reading = True
         self._has_had_turn = False  # no more is handled in this turn
         self._in_turn = False  # something was written in this turn
+        self._had_one = True  # message in the last turn that was looked at
         self._collected: list[bytes | bytearray | memoryview] = []
         self._collected_bytes = 0
         self._long = LongWrites(loop, self._long_has_ended)
@@ -166,6 +171,19 @@ class Link(asyncio.Protocol):
             (self._before or self.transport).write(head + body)
         return length
 
+    def send_alone(self, message: msgspec.Struct) -> int:
+        """The same as `send` for the only call of the connection, or the answer to the only one."""
+        if self._in_turn or not self._had_one:
+            return self.send(message)
+        body = encode(message)
+        length = len(body)
+        if length > COLLECT_BYTES or length > self.longest or self.is_over:
+            return self.send(message, body)
+        if not self._has_had_turn:
+            self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
+        (self._before or self.transport).write(length.to_bytes(HEADER_BYTES, "big") + body)
+        return length
+
     def send_apart(self, message: msgspec.Struct) -> int:
         """The same as `send` for a message that may have long memory `Apart`, which is not copied."""
         parts = parts_of(message)
@@ -194,6 +212,7 @@ class Link(asyncio.Protocol):
         self._in_turn = False
         if not self._has_had_turn:
             self._framer.budget = TURN_COST  # else a peer that sends little at a time is stopped now and then
+        self._had_one = not self._collected
         if self._collected:
             self._flush()
 

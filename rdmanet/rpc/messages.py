@@ -218,6 +218,13 @@ class OutCall(_Message, tag=1):
     timeout_us: int | None
     arguments: Any
 
+    def extended(self, metadata: Any, memory: Any) -> OutCall:
+        """The same with metadata, the memory of arrays, or both."""
+        given = self.number, self.method, self.timeout_us, self.arguments
+        if memory is None:
+            return OutCallWith(*given, metadata)
+        return OutCallBringing(*given, metadata or {}, memory)
+
 
 class OutCallWith(OutCall, tag=1):
     """The same with metadata."""

@@ -74,6 +74,8 @@ class Method:
     :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
     :ivar inline: which parameters go in the message, whatever their length
+    :ivar bytes_at: the place of the one parameter that may go by reference or in the message, if that is no array; else
+        None
     :ivar brings: whether there are arrays inside of the arguments (packing.py); and so `result_brings`, `stream_brings`
     :ivar result_is_apart: whether the result may need more than to be decoded
     :ivar is_limited: whether its options say how long a call may take, or how many there may be
@@ -84,6 +86,7 @@ class Method:
     inline: frozenset[int] = frozenset()
     brings = result_brings = stream_brings = False
     result_is_apart: bool
+    bytes_at: int | None = None
 
     def __init__(self, service: str, name: str, function: Any, hints: dict[str, Any]) -> None:
         self.number = -1
@@ -170,6 +173,8 @@ class Method:
         if self.stream is not None:
             self._checked(self.stream[1], f"parameter {self.stream[0]}", False)
         self.brings = any(has_arrays(each.type) for each in self.parameters if not each.is_buffer)
+        if len(self.buffers) == 1 and not self.brings and not self.parameters[self.buffers[0]].is_array:
+            self.bytes_at = self.buffers[0]
         self.result_brings = not self.result_is_buffer and has_arrays(self.result)
         self.stream_brings = self.stream is not None and has_arrays(self.stream[1])
         self.result_is_apart = self.result_is_buffer or self.result_brings

@@ -86,6 +86,22 @@ async def test_calls_of_many_turns_stop_nobody(net: Net, monkeypatch: pytest.Mon
     assert not stopped
 
 
+async def test_a_call_by_itself_costs_no_turn_more(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """Nor does its answer. Calls that are made together are still written together."""
+    client, server = await net.pair(Adder())
+    await client.add(0)
+    await loop_turns(3)
+    turns: list[link.Link] = []
+    turn_ends = link.Link._turn_ends
+    monkeypatch.setattr(link.Link, "_turn_ends", lambda this: turns.append(this) or turn_ends(this))
+    for number in range(3 * link.TURN_COST):
+        assert await client.add(number) == number + 1
+    assert not turns
+    for _ in range(2):
+        assert len(await asyncio.gather(*map(client.add, range(30)))) == 30
+    assert {channel(client).link, callee(server).link} == set(turns)
+
+
 async def test_messages_of_many_bytes_count_more(net: Net):
     client, server = await net.pair(Adder())
     await client.add(0)
