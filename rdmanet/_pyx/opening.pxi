@@ -58,6 +58,17 @@ cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint
     return 0
 
 
+cdef uint64_t number_of_peer(Receiver connection):
+    """Its queue pair's; 0 if the device does not say, as where it has lost ours: a trace must not end a connection."""
+    qp = connection.qp
+    if qp is None:
+        return 0
+    try:
+        return qp.query()[0].dest_qp_num or 0
+    except (OSError, ValueError):
+        return 0
+
+
 cdef int open_connection(Receiver connection, object protocol, bint buffered, bint may_send) except -1:
     """Delivery and sending may begin."""
     has_engine(connection)
@@ -69,7 +80,7 @@ cdef int open_connection(Receiver connection, object protocol, bint buffered, bi
     choose_sink(connection, protocol, buffered)
     connection.opened = True
     if tracing != NULL:
-        trace_of(connection, TRACE_OPENED, connection.qp.query()[0].dest_qp_num or 0, 0)
+        trace_of(connection, TRACE_OPENED, number_of_peer(connection), 0)
     if connection.failure is not None and connection not in connection.engine.failed:
         connection.engine.failed.append(connection)     # the owner was told before it could end what was not open yet
     if connection.inbox.count or connection.tell_drained:

@@ -50,7 +50,7 @@ _FRAMES = {
     14: "WRITE",
     15: "one-sided",
 }
-_MOMENT_US = 0.1  # so that a frame is a slice, to which an arrow can be tied
+_MOMENT_US = 0.001  # so that a frame is a slice, to which an arrow can be tied: none lies half in another one
 _TRACK = 1 << 40  # of an engine: no queue pair has this number
 
 _traces_as = 0  # the process that does
@@ -72,7 +72,17 @@ def begin() -> None:
     if not _traces_as:
         atexit.register(_write_or_tell)
     _traces_as = process_id()
+    _write_at_the_end_of_a_child()
     trace_begin(EVENTS)
+
+
+def _write_at_the_end_of_a_child() -> None:
+    """A child that multiprocessing has forked runs nothing of atexit's: it has finalizers of its own."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _write_or_tell, exitpriority=0)
 
 
 def _write_or_tell() -> None:
@@ -132,6 +142,11 @@ def events(taken: bytes, pid: int) -> Iterator[dict[str, Any]]:
         if kind == _ASLEEP and second not in engines:
             engines[second] = _TRACK + len(engines)
             yield _named("thread_name", pid, engines[second], f"engine {len(engines)}")
+        if (
+            qp and kind != _OPENED and qp not in peers
+        ):  # it opens later, or did so before what the ring still has
+            peers[qp] = 0
+            yield _named("thread_name", pid, qp, f"connection {qp:#x}")
         track = engines[second] if kind == _ASLEEP else qp
         if kind in (_ASLEEP, _WITHOUT):
             began = since.pop((track, kind), None)
