@@ -2606,14 +2606,24 @@ class Traffic:
     @property
     def in_flight(self) -> int:
         """How many requests were posted and have not completed."""
-    def flow(self, seconds: float, limit: int = 0, *, posting: bool = True) -> bool:
+    def flow(self, seconds: float, limit: int = 0, *, posting: bool = True, rate: float = 0.0) -> bool:
         """Keep the queues full for a slice of time. True if `limit` was reached on all queue pairs, or, with posting
         off, if everything has completed.
 
         :param limit: how many requests are to be posted on each; 0 is any number
+        :param rate: how many a second, on all together; 0.0 is no limit
         :raises CompletionError: a request failed
         """
-    def exchange(self, seconds: float, found: Histogram, limit: int = 0, *, by: int, answers: bool) -> bool:
+    def exchange(
+        self,
+        seconds: float,
+        found: Histogram,
+        limit: int = 0,
+        *,
+        by: int,
+        answers: bool,
+        rate: float = 0.0,
+    ) -> bool:
         """Post one request at a time, and wait, for a slice of time. True if `limit` was reached.
 
         :param limit: how many times `found` is to have; 0 is any number

@@ -79,9 +79,9 @@ cdef class Traffic:
     cdef verbs.ibv_send_wr *chains
     cdef verbs.ibv_recv_wr *receives    # POLLED_AT_ONCE for each lane
     cdef int count, list_size, depth, every
-    cdef bint sleeps, armed, waiting
+    cdef bint sleeps, armed, waiting, early
     cdef readonly uint64_t sent, received
-    cdef uint64_t lap_began
+    cdef uint64_t lap_began, flow_began, due
     cdef verbs.ibv_cq *send_cq
     cdef verbs.ibv_cq *recv_cq
     cdef const verbs.rn_library *library
@@ -185,21 +185,24 @@ cdef class Traffic:
             total += self.lanes[i].in_flight
         return total
 
-    def flow(self, double seconds, uint64_t limit=0, *, bint posting=True):
+    def flow(self, double seconds, uint64_t limit=0, *, bint posting=True, double rate=0.0):
         """Keep the queues full for a slice of time. True if `limit` was reached on all queue pairs, or, with posting
         off, if everything has completed.
 
         :param limit: how many requests are to be posted on each; 0 is any number
+        :param rate: how many a second, on all together; 0.0 is no limit
         :raises CompletionError: a request failed
         """
         cdef uint64_t until = now_ns() + <uint64_t>(seconds * 1e9)
+        cdef double interval_ns = self.count * 1e9 / rate if rate > 0 else 0.0
         cdef int how
         self.prepare()
         with nogil:
-            how = self.run_flow(until, limit if limit else ~<uint64_t>0, posting)
+            how = self.run_flow(until, limit if limit else ~<uint64_t>0, posting, interval_ns)
         return self.ended(how)
 
-    def exchange(self, double seconds, Histogram found not None, uint64_t limit=0, *, int by, bint answers):
+    def exchange(self, double seconds, Histogram found not None, uint64_t limit=0, *, int by, bint answers,
+                 double rate=0.0):
         """Post one request at a time, and wait, for a slice of time. True if `limit` was reached.
 
         :param limit: how many times `found` is to have; 0 is any number
@@ -218,7 +221,8 @@ cdef class Traffic:
             raise ValueError("Traffic.exchange: it has no sends")
         with nogil:
             how = self.run_exchange(until, limit if limit else ~<uint64_t>0, by, answers,
-                                    clock_ns if by == BY_COMPLETION else clock_ns / 2, found)
+                                    clock_ns if by == BY_COMPLETION else clock_ns / 2, found,
+                                    <uint64_t>(1e9 / rate / clock_ns) if rate > 0 else 0)
         return self.ended(how)
 
     def restart(self):
@@ -231,7 +235,7 @@ cdef class Traffic:
             raise RuntimeError(f"Traffic.restart: {self.in_flight} requests are in flight")
         for i in range(self.count):
             self.lanes[i].posted = 0
-        self.sent = self.received = 0
+        self.sent = self.received = self.flow_began = 0
 
     cdef bint ended(self, int how) except -1:
         if how < 0:
@@ -243,15 +247,18 @@ cdef class Traffic:
 
     # ---- The loops ----
 
-    cdef int run_flow(self, uint64_t until, uint64_t limit, bint posting) noexcept nogil:
+    cdef int run_flow(self, uint64_t until, uint64_t limit, bint posting, double interval_ns) noexcept nogil:
         cdef int i, rc, moved, passes = 0
+        cdef uint64_t allowed
         cdef bint over
+        self.flow_began = self.flow_began or now_ns()
         while True:
             moved, over = 0, True
+            allowed = min(limit, <uint64_t>((now_ns() - self.flow_began) / interval_ns) + 1) if interval_ns else limit
             for i in range(self.count):
                 if self.lanes[i].chain is NULL:
                     continue
-                rc = self.fill(&self.lanes[i], limit) if posting else self.finish(&self.lanes[i])
+                rc = self.fill(&self.lanes[i], allowed) if posting else self.finish(&self.lanes[i])
                 if rc < 0:
                     return rc
                 if self.lanes[i].in_flight or (posting and self.lanes[i].posted < limit):
@@ -394,7 +401,7 @@ cdef class Traffic:
         return 0
 
     cdef int run_exchange(self, uint64_t until, uint64_t limit, int by, bint answers, double clock_ns,
-                          Histogram found) noexcept nogil:
+                          Histogram found, uint64_t interval) noexcept nogil:
         cdef lane_of_traffic *lane = self.lanes
         cdef uint64_t began = self.lap_began, now
         cdef bint long_ago
@@ -402,6 +409,10 @@ cdef class Traffic:
         if not self.waiting:
             began = cheap_clock()
         while found.count < limit:
+            if interval and not self.waiting:
+                began = self.pace(interval, until)
+                if not began:
+                    return TIME_IS_UP
             if not self.waiting and by != BY_COMPLETION and lane.in_flight >= POLLED_AT_ONCE:
                 rc = self.make_room(lane, until)
                 if rc:
@@ -430,6 +441,21 @@ cdef class Traffic:
             if (long_ago or found.count % PASSES_A_LOOK == 0) and now_ns() >= until:
                 return TIME_IS_UP
         return OVER
+
+    cdef uint64_t pace(self, uint64_t interval, uint64_t until) noexcept nogil:
+        """When the next request is due, after waiting for that; 0 if the slice is over before. Its time counts from
+        then on, also if the answer before it was late: so a stall counts for all that it delays."""
+        cdef uint64_t now = cheap_clock()
+        if self.early or not self.due:
+            self.due = max(self.due, now)       # what passed between two slices was no wait for the peer
+        self.early = False
+        while now < self.due:
+            if now_ns() >= until:
+                self.early = True
+                return 0
+            now = cheap_clock()
+        self.due += interval
+        return self.due - interval
 
     cdef inline int say(self, lane_of_traffic *lane, int by) noexcept nogil:
         if by == BY_MEMORY:

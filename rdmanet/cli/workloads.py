@@ -345,7 +345,7 @@ class StreamPinger:
             else:
                 in_flight -= 1
         self.cpu_s += time.process_time()
-        return await _finish_streams(reader, writer)
+        return await finish_streams(reader, writer)
 
 
 class StreamFlooder:
@@ -368,10 +368,11 @@ class StreamFlooder:
                 await writer.drain()
             self.sent += count
         self.cpu_s += time.process_time()
-        return await _finish_streams(reader, writer)
+        return await finish_streams(reader, writer)
 
 
-async def _finish_streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Report:
+async def finish_streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Report:
+    """End a run: the server's report."""
     writer.write_eof()
     report = Report(*json.loads(await reader.readline()))
     writer.close()

@@ -1,58 +1,20 @@
 """`rdmanet perf`: what it prints, what it refuses, and that it ends. No test says how fast anything is."""
 
-import asyncio
-import contextlib
 import csv
 import io
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
-import rdmanet
 from rdmanet.cli.command_line import main
-from rdmanet.cli.perf import server as perf_server
-from rdmanet.cli.perf.control import Control, Hello, PerfError
 from rdmanet.cli.perf.kinds import KINDS
-from rdmanet.cli.perf.pairs import Place
-from tests.support.processes import Process
-
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-COMMAND = (sys.executable, "-m", "rdmanet", "perf")
-SHORT = ("-n", "200", "--warm-up", "0")
-
-
-def perf(*arguments, **environment):
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=ENVIRONMENT | environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout, done.stderr
-
-
-def results(*arguments):
-    status, out, err = perf(*arguments, "--json")
-    assert (status, err) == (0, "")
-    report = json.loads(out)
-    assert report["schema"] == "rdmanet-perf/1"
-    return report["results"]
-
-
-def one_line(err):
-    assert err.count("\n") == 1, err
-    return err
+from tests.support.perf import COMMAND, ENVIRONMENT, SHORT, one_line, perf, results
 
 
 def test_verbs():
@@ -106,7 +68,7 @@ def test_for_a_while_with_samples():
 def test_streams_beside_sockets(api, loop, tmp_path):
     status, out, err = perf("streams", *SHORT, "--api", api, "--loop", loop, TMPDIR=str(tmp_path))
     assert (status, err) == (0, "")
-    for name in ("stream_lat", "stream_bw", "tcp_lat", "tcp_bw", "unix_lat", "unix_bw"):
+    for name in (name for name, kind in KINDS.items() if kind.family == "stream"):
         assert re.search(rf"^{name} +\d+ +200 ", out, re.MULTILINE), out
     assert re.search(r"^ stream_lat +64 +p50 us( +[\d.]+ +[\d.]+ +[\d.]+x){1}", out, re.MULTILINE), out
     assert list(tmp_path.iterdir()) == []
@@ -131,115 +93,6 @@ def test_the_columns_of_perftest():
     )
     assert re.findall(r"^ (\d+) +200 ", out, re.MULTILINE) == ["64", "4096", "8192"] * 2
     assert out.count("RDMA_Write BW Test") == out.count("RDMA_Write Latency Test") == 1
-
-
-# ---- Between two machines, as far as one machine shows ---------------------------------------------------------
-
-
-@pytest.fixture
-def server():
-    with Process(*COMMAND, "server", "-p", "0", env=ENVIRONMENT, keep_errors=True) as process:
-        process.port = re.search(r"port (\d+)", process.line())[1]
-        yield process
-
-
-def test_between_two_processes_that_know_only_a_port(server):
-    for tests in (["write_bw", "send_lat", "stream_bw"], ["write_lat", "tcp_bw", "rpc_tcp_lat"]):
-        found = results("127.0.0.1", "-p", server.port, *tests, *SHORT)
-        assert [result["messages"] for result in found] == [200] * 3
-    assert server.line() == server.line() == "client 127.0.0.1"
-
-
-def test_a_stranger_does_not_disturb_the_server(server):
-    hello = {"type": "Hello", "version": rdmanet.__version__, "pid": 1}
-    run = {"type": "Run", "kind": "write_bw", "size": 64, "settings": {}}
-    for lines in (
-        [b"GET / HTTP/1.1"],
-        [b"\xff" * 1000],
-        [b"x" * (1 << 21)],
-        [json.dumps(hello | {"version": "0.0.1"}).encode()],
-        [json.dumps(hello).encode(), b"[]"],
-        [json.dumps(hello).encode(), json.dumps(run | {"size": 1 << 50}).encode()],
-        [json.dumps(hello).encode(), json.dumps(run | {"settings": {"queue_pairs": -1}}).encode()],
-        [json.dumps(hello).encode(), json.dumps(run).encode()],
-    ):
-        with socket.create_connection(("127.0.0.1", int(server.port))) as stranger:
-            with contextlib.suppress(ConnectionError):
-                for line in lines:
-                    stranger.sendall(line + b"\n")
-                stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(1 << 16):
-                    pass
-    [result] = results("127.0.0.1", "-p", server.port, "write_lat", *SHORT)
-    assert result["messages"] == 200
-
-
-@pytest.mark.parametrize("address", [(1 << 64) - 1, 1 << 100])
-def test_an_address_that_no_memory_has(server, address):
-    """The server adds an offset to it."""
-    hello = {"type": "Hello", "version": rdmanet.__version__, "pid": 1}
-    run = {"type": "Run", "kind": "write_lat", "size": 64, "settings": {}}
-    with socket.create_connection(("127.0.0.1", int(server.port))) as client:
-        lines = client.makefile("rwb")
-        lines.write(json.dumps(hello).encode() + b"\n" + json.dumps(run).encode() + b"\n")
-        lines.flush()
-        lines.readline()
-        verbs = json.loads(lines.readline())
-        verbs["pairs"][0]["address"] = address
-        lines.write(json.dumps(verbs).encode() + b"\n")
-        lines.flush()
-        assert json.loads(lines.readline())["type"] == "Failed"
-    [result] = results("127.0.0.1", "-p", server.port, "write_lat", *SHORT)
-    assert result["messages"] == 200
-
-
-def test_a_client_that_says_no_more(monkeypatch):
-    monkeypatch.setattr(perf_server, "NEXT_S", 0.01)
-    ours, theirs = socket.socketpair()
-    with contextlib.closing(Control(ours)) as control, contextlib.closing(Control(theirs)) as client:
-        client.send(Hello(rdmanet.__version__, 1))
-        with pytest.raises(PerfError, match="has said nothing"):
-            perf_server.session(control, Place(), None, asyncio.new_event_loop)
-
-
-def test_what_the_server_cannot_do_it_says(server):
-    hello = {"type": "Hello", "version": rdmanet.__version__, "pid": 1}
-    for change, why in (
-        ({"kind": "nonsense"}, "there is no test 'nonsense'"),
-        ({"kind": "read_bw", "settings": {"connection": "UC"}}, "needs a reliable connection"),
-        ({"size": 1 << 29, "settings": {"queue_pairs": 1024}}, "bytes of memory in all"),
-    ):
-        run = {"type": "Run", "kind": "write_bw", "size": 64, "settings": {}} | change
-        with socket.create_connection(("127.0.0.1", int(server.port))) as client:
-            lines = client.makefile("rwb")
-            lines.write(json.dumps(hello).encode() + b"\n" + json.dumps(run).encode() + b"\n")
-            lines.flush()
-            assert json.loads(lines.readline())["type"] == "Hello"
-            answer = json.loads(lines.readline())
-            assert answer["type"] == "Failed" and why in answer["why"]
-
-
-def test_the_server_ends_by_ctrl_c(server, interruptible):
-    server.process.send_signal(signal.SIGINT)
-    assert server.wait() == 130
-    assert server.errors() == ""
-
-
-def test_a_client_that_goes_leaves_the_server(server):
-    arguments = ["127.0.0.1", "-p", server.port, "write_lat", "-s", "8,16", "-D", "100", "--warm-up", "0"]
-    with subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT) as client:
-        assert server.line().startswith("client")
-        client.kill()
-    [result] = results("127.0.0.1", "-p", server.port, "write_lat", *SHORT)
-    assert result["messages"] == 200
-
-
-def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    status, out, err = perf("127.0.0.1", "-p", port, "write_bw")
-    assert (status, out) == (1, "")
-    assert "start `rdmanet perf server` there" in one_line(err)
 
 
 # ---- Limits and earlier runs ------------------------------------------------------------------------------------
@@ -320,6 +173,13 @@ def test_a_place_where_nothing_can_be_written(tmp_path):
         (["read_lat", "-q", "2"], 1, "several queue pairs (-q) are of bandwidth"),
         (["write_lat", "-b"], 1, "both directions (-b) are of bandwidth"),
         (["tcp_bw", "-b"], 1, "of verbs only"),
+        (["tcp_bw", "--rate", "5"], 1, "a rate (--rate) is of latency"),
+        (["tcp_bw", "--first"], 1, "are of the latency of streams and calls"),
+        (["write_lat", "--first"], 1, "are of the latency of streams and calls"),
+        (["tcp_lat", "--first", "--rate", "5"], 1, "either --rate or --first"),
+        (["tcp_lat", "--connections", "5"], 1, "are of stream_rr, tcp_rr and unix_rr"),
+        (["rpc_lat", "-e"], 1, "of verbs and streams"),
+        (["write_bw", "--plan", "file"], 2, "either tests or --plan"),
         (["write_lat", "-e"], 1, "come without an event"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -366,6 +226,13 @@ def test_what_the_device_says(arguments, why):
         ["-o", "256"],
         ["-I", "4097"],
         ["--in-flight", "4097"],
+        ["--connections", "1025"],
+        ["--rate", "0"],
+        ["--rate", "nan"],
+        ["--rate", "5g"],
+        ["--turns", "0"],
+        ["--most-memory", "5g"],
+        ["--most-seconds", "x"],
         ["--cpus", "100000"],
         ["--require", "p98<3"],
         ["--require", "bw>3"],

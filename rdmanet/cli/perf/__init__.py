@@ -24,12 +24,13 @@ General layout
     kinds           the tests by name
     control         what the two sides say to each other, and what is checked of it
     pairs           queue pairs and memory of one side
-    verbs_client, verbs_server, streams, calls     the runs
+    verbs_client, verbs_server, streams, calls     the runs; paced: those at a rate
     server, client  a session: all runs
     conditions      what makes a measurement wrong
+    guard           what a server does for strangers
     results         what was measured, as JSON; limits: --require
-    tables, plot    what people see
-    options         the arguments; command: from them to the exit status
+    tables, plot    what people see; hgrm: what HdrHistogram's programs read
+    options         the arguments; plan: those of a file; command: from them to the exit status
 """
 
 import argparse

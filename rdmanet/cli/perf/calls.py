@@ -1,8 +1,10 @@
 """Both sides of a measurement of rdmanet.rpc: calls of a method that takes bytes and returns them."""
 
 import asyncio
+import functools
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from rdmanet._core import Histogram
 from rdmanet.cli.perf.conditions import Usage
 from rdmanet.cli.perf.control import Address, Control, Done, Go, Run, Stop
 from rdmanet.cli.perf.kinds import KINDS
+from rdmanet.cli.perf.paced import Schedule
 from rdmanet.cli.perf.progress import Progress
 from rdmanet.cli.perf.results import Result, latency_of, note_conditions
 from rdmanet.cli.perf.streams import ENDLESS_S, Sampler, heard, outcome, own_address, their_address
@@ -55,8 +58,9 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
     at_once = 1 if kind.latency else settings.in_flight
     found = Histogram()
     interrupted = False
+    connect = functools.partial(rpc.connect, Measured, *where, transport=TRANSPORTS[kind.over])
     try:
-        async with rpc.connect(Measured, *where, transport=TRANSPORTS[kind.over]) as client:
+        async with connect() as client:
             await _call(client, run, at_once, settings.warm_up_s, 0, Histogram())
             sampler = Sampler(run, progress, lambda: int(found.count))
             sampling = asyncio.ensure_future(sampler.run())
@@ -64,12 +68,18 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
             usage, began = Usage(), time.perf_counter()
             seconds = ENDLESS_S if settings.iterations else settings.seconds
             try:
-                await _call(client, run, at_once, seconds, settings.iterations, found)
+                if settings.first:
+                    await _call_first(connect, run, seconds, found)
+                else:
+                    await _call(client, run, at_once, seconds, settings.iterations, found, settings.rate)
             except asyncio.CancelledError:
                 interrupted = True
             finally:
                 sampling.cancel()
             took, spent = time.perf_counter() - began, usage.since()
+    except Exception:
+        control.raise_failure()
+        raise
     finally:
         control.send(Stop())
     done = control.receive(Done)
@@ -81,8 +91,24 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
     return result
 
 
-async def _call(client: Measured, run: Run, at_once: int, seconds: float, most: int, found: Any) -> None:
-    """Call until the time is over, or `most` calls were begun (0: any number)."""
+async def _call_first(connect: Callable[[], Any], run: Run, seconds: float, found: Any) -> None:
+    """A client for each call: from connecting to the answer."""
+    data, clock, most = bytes(run.size), time.perf_counter, run.settings.iterations
+    until = clock() + seconds
+    while clock() < until and (not most or found.count < most):
+        before = clock()
+        async with connect() as client:
+            await client.echo(data)
+            found.add(int((clock() - before) * 1e9))
+
+
+async def _call(
+    client: Measured, run: Run, at_once: int, seconds: float, most: int, found: Any, rate: float = 0.0
+) -> None:
+    """Call until the time is over, or `most` calls were begun (0: any number).
+
+    :param rate: calls a second, one at a time; 0.0 is no limit
+    """
     data, clock, begun = bytes(run.size), time.perf_counter, 0
     until = clock() + seconds
 
@@ -96,6 +122,18 @@ async def _call(client: Measured, run: Run, at_once: int, seconds: float, most: 
             now = clock()
             found.add(int((now - before) * 1e9))
 
+    async def at_rate() -> None:
+        schedule = Schedule(rate, lambda took_s: bool(found.add(int(took_s * 1e9))))
+        schedule.begin()
+        while clock() < until and (not most or found.count < most):
+            await client.echo(data)
+            schedule.answered(clock())
+            while left := schedule.left_s():
+                await asyncio.sleep(left)
+
+    if rate:
+        await at_rate()
+        return
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(caller())

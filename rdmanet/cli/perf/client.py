@@ -14,7 +14,7 @@ from typing import Any
 import rdmanet
 from rdmanet.cli import interrupts
 from rdmanet.cli.perf.conditions import pinned_to
-from rdmanet.cli.perf.control import Control, Hello, PerfError, Run
+from rdmanet.cli.perf.control import ANSWER_S, Control, Gone, Hello, PerfError, Probe, Run
 from rdmanet.cli.perf.kinds import KINDS
 from rdmanet.cli.perf.pairs import Place
 from rdmanet.cli.perf.progress import Progress
@@ -28,25 +28,35 @@ END_S = 5.0
 class Session:
     """A server that has said Hello.
 
-    :ivar cpus: where the client is pinned, and, on one machine, the server
-    :ivar cache_line_ns: between them; None if it is not known
+    :param memory: shared with the server, to measure how far the two CPUs are apart: if they are of one machine
+    :ivar client_cpu: where the client is pinned
+    :ivar server_cpu: where the server is
     """
 
-    def __init__(self, control: Control, place: Place, factory: Callable[[], Any]) -> None:
-        self.control, self.place, self.factory = control, place, factory
+    def __init__(
+        self, control: Control, place: Place, factory: Callable[[], Any], memory: int | None = None
+    ) -> None:
+        self.control, self.place, self.factory, self.memory = control, place, factory, memory
         self.server_cpu: int | None = None
         self.client_cpu: int | None = None
-        self.cache_line_ns: float | None = None
 
-    def greet(self) -> None:
-        """:raises PerfError: the server is of another version"""
-        theirs = self.control.receive(Hello)
+    def greet(self, seconds: float | None = ANSWER_S) -> None:
+        """:raises PerfError: the server is of another version, or says nothing for so long"""
+        theirs = self.control.receive(Hello, seconds)
         self.control.send(Hello(rdmanet.__version__, os.getpid()))
         if theirs.version != rdmanet.__version__:
             raise PerfError(
                 f"the server has rdmanet {theirs.version}, this is {rdmanet.__version__}: install the same version"
             )
         self.server_cpu = theirs.cpu if theirs.cpu >= 0 else None
+
+    def probe(self) -> float | None:
+        """How long a cache line takes to the server's CPU and back, in nanoseconds; None if that is not known."""
+        if self.memory is None:
+            return None
+        os.pwrite(self.memory, bytes(PROBE_BYTES), 0)
+        self.control.send(Probe())
+        return probe(self.memory, answers=False)
 
     def measure(self, run: Run) -> Result:
         """One test with one size.
@@ -68,7 +78,7 @@ class Session:
             from rdmanet.cli.perf import calls
 
             return interrupts.run(calls.measure(self.control, run, progress), self.factory)
-        except EOFError:
+        except Gone:
             raise PerfError(
                 "the server has ended, or has closed the connection: see what it has printed"
             ) from None
@@ -85,7 +95,8 @@ def to_host(
         sock = socket.create_connection((host, port), CONNECT_S)
     except OSError as exc:
         raise PerfError(
-            f"{host} port {port}: {exc.strerror or exc}: start `rdmanet perf server` there, or say its port (-p)"
+            f"{host} port {port}: {exc.strerror or exc}: start `rdmanet perf server` there, or say its port (-p); if"
+            f" {host} is to be a test: tests are {', '.join(KINDS)}"
         ) from None
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -94,7 +105,7 @@ def to_host(
         session.client_cpu = pinned_to(cpu)
         try:
             session.greet()
-        except EOFError:
+        except Gone:
             raise PerfError(
                 f"{host} port {port} is no rdmanet perf server: it closes the connection"
             ) from None
@@ -131,23 +142,13 @@ def on_this_machine(
                 stdin=subprocess.DEVNULL,
             )
         stack.callback(_end, process, control)
-        session = Session(control, place, factory)
+        session = Session(control, place, factory, memory if together else None)
         session.client_cpu = pinned_to(cpus[-1] if cpus else None)
-        if together:
-            session.cache_line_ns = _probed(process, control, memory)
         try:
-            session.greet()
-        except EOFError:
+            session.greet(None)  # on a busy machine its start takes long; if it fails, it is gone
+        except Gone:
             raise PerfError(f"the server process ended with status {process.wait()}") from None
         yield session
-
-
-def _probed(process: subprocess.Popen[bytes], control: Control, memory: int) -> float | None:
-    """The server needs some time to start: the probe waits for it. When it speaks, it has given up, or has ended."""
-    while process.poll() is None and not control.heard():
-        if (found := probe(memory, answers=False)) is not None:
-            return found
-    return None
 
 
 def _end(process: subprocess.Popen[bytes], control: Control) -> None:
@@ -172,7 +173,7 @@ def machine(session: Session, host: str | None, loop: str) -> Machine:
         client_cpu=session.client_cpu,
         server_cpu=session.server_cpu,
         host=host or "",
-        cache_line_ns=session.cache_line_ns,
+        cache_line_ns=session.probe(),
     )
 
 

@@ -18,13 +18,13 @@ import msgspec
 from rdmanet.cli.fabrics import loop_factory
 from rdmanet.cli.perf import tables
 from rdmanet.cli.perf.client import Session, machine, on_this_machine, to_host
-from rdmanet.cli.perf.conditions import Machine, pinned_to, standing
-from rdmanet.cli.perf.control import PerfError, Run, check_run
-from rdmanet.cli.perf.kinds import Kind
+from rdmanet.cli.perf.conditions import Machine, far, pinned_to, standing
+from rdmanet.cli.perf.control import Gone, PerfError, check_run
+from rdmanet.cli.perf.guard import Limits
 from rdmanet.cli.perf.limits import broken
-from rdmanet.cli.perf.options import settings_of, sizes_of, tests_of, wrong_together
 from rdmanet.cli.perf.pairs import Place
-from rdmanet.cli.perf.results import SCHEMA, Report, Result, csv_rows, read_report
+from rdmanet.cli.perf.plan import Line, lines_of
+from rdmanet.cli.perf.results import SCHEMA, Report, Result, csv_rows, middle, read_report
 from rdmanet.cli.perf.server import listen
 
 NOT_KEPT = 3
@@ -39,15 +39,13 @@ def run(args: argparse.Namespace) -> int:
         factory, loop_name = loop_factory(args.loop)
         if args.words[:1] == ["server"]:
             return _serve(args, place, factory)
-        host, kinds = tests_of(args.words)
-        if wrong := wrong_together(args, kinds, host):
-            raise ValueError(wrong)
+        host, lines = lines_of(args)
         old = None if args.compare is None else read_report(args.compare)
-        return _measure(args, place, host, kinds, old, factory, loop_name)
+        return _measure(args, place, host, lines, old, factory, loop_name)
     except ValueError as exc:
         print(f"perf: {exc}", file=sys.stderr)
         return 2
-    except (PerfError, ImportError) as exc:
+    except (PerfError, Gone, ImportError) as exc:
         print(f"perf: {exc}", file=sys.stderr)
         return 1
 
@@ -56,7 +54,8 @@ def _serve(args: argparse.Namespace, place: Place, factory: Callable[[], Any]) -
     if len(args.words) > 1:
         raise ValueError(f"server takes no tests: the client says what is measured, not {args.words[1]!r}")
     cpus = _cpus(args, 1)
-    listen(args.port, place, pinned_to(cpus[0] if cpus else None), factory)
+    limits = Limits(args.most_seconds, args.most_memory, args.most_session)
+    listen(args.port, place, pinned_to(cpus[0] if cpus else None), factory, limits)
     return 0
 
 
@@ -75,14 +74,14 @@ def _measure(
     args: argparse.Namespace,
     place: Place,
     host: str | None,
-    kinds: list[Kind],
+    lines: list[Line],
     old: Report | None,
     factory: Callable[[], Any],
     loop_name: str,
 ) -> int:
-    runs = [Run(kind.name, size, settings_of(args, size)) for kind in kinds for size in sizes_of(args, kind)]
-    for run_ in runs:
-        check_run(run_)
+    for line in lines:
+        for run_ in line.runs:
+            check_run(run_)
     cpus = _cpus(args, 1 if host else 2)
     shows_tables = not (args.json or args.csv)
     whole = Machine()
@@ -92,15 +91,18 @@ def _measure(
         opened = to_host(host, args.port, place, cpus[0] if cpus else None, factory)
     failure = None
     with opened as session:
-        report = Report(SCHEMA, machine(session, host, loop_name), runs[0].settings, [])
-        report.wrong = standing(cpus, session.cache_line_ns)
+        report = Report(SCHEMA, machine(session, host, loop_name), lines[0].runs[0].settings, [])
+        report.wrong = standing(cpus, report.machine.cache_line_ns)
         interrupted = False
         try:
-            _run_all(session, runs, report, shows_tables)
+            for turn in range(args.turns):
+                _run_all(session, lines, report, shows_tables, turn, args.turns)
+                if report.results[-1].interrupted:
+                    break
             interrupted = bool(report.results) and report.results[-1].interrupted
         except KeyboardInterrupt:
             interrupted = True
-        except (PerfError, OSError) as exc:
+        except (PerfError, Gone, OSError) as exc:
             if not report.results:
                 raise
             failure = exc
@@ -111,33 +113,44 @@ def _measure(
         return 1
     if interrupted:
         return INTERRUPTED
-    missed = broken(args.require, report.results, old)
+    missed = broken(args.require, middle(report.results), old)
     for words in missed:
         print(f"perf: {words}", file=sys.stderr)
     return NOT_KEPT if missed else 0
 
 
-def _run_all(session: Session, runs: list[Run], report: Report, shows_tables: bool) -> None:
-    titled = ""
-    for run_ in runs:
-        result = session.measure(run_)
-        report.results.append(result)
-        if shows_tables:
-            family = tables.family_of(run_.kind)
-            if family != titled:
-                print(
-                    "\n".join(tables.head([each for each in runs if each.kind == run_.kind], result.device))
-                )
-                titled = family
-            print(tables.row(result), flush=True)
-        if result.interrupted:
-            return
+def _run_all(
+    session: Session, lines: list[Line], report: Report, shows_tables: bool, turn: int, turns: int
+) -> None:
+    if shows_tables and turns > 1:
+        print(f"{tables.LINE}\n turn {turn + 1} of {turns}")
+    for line in lines:
+        titled = ""
+        for run_ in line.runs:
+            cache_line_ns = session.probe()
+            result = session.measure(run_)
+            result.turn, result.cache_line_ns = turn, cache_line_ns
+            result.wrong += far(cache_line_ns)
+            report.results.append(result)
+            if shows_tables:
+                family = tables.family_of(run_.kind)
+                if family != titled:
+                    alike = [each for each in line.runs if each.kind == run_.kind]
+                    print("\n".join(tables.head(alike, result.device, line.text)))
+                    titled = family
+                print(tables.row(result), flush=True)
+            if result.interrupted:
+                return
 
 
 def _show(args: argparse.Namespace, report: Report, old: Report | None) -> None:
     text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
     if args.save is not None:
         _write(args.save, text + "\n")
+    if args.hgrm is not None:
+        from rdmanet.cli.perf.hgrm import write
+
+        write(args.hgrm, report.results)
     if args.plot is not None:
         from rdmanet.cli.perf.plot import drawing
 
@@ -149,8 +162,8 @@ def _show(args: argparse.Namespace, report: Report, old: Report | None) -> None:
     elif report.results:
         print(tables.LINE)
         for part in (
-            tables.beside_sockets(report.results),
-            "" if old is None else tables.compared(old, report.results),
+            tables.beside_sockets(middle(report.results)),
+            "" if old is None else tables.compared(old, middle(report.results)),
         ):
             if part:
                 print(part)

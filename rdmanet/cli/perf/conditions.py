@@ -2,7 +2,7 @@
 
 * One CPU for both processes: they take turns, and every wait is a switch.
 * Far CPUs: a cache line takes several times as long between core complexes or sockets, and a host moves the CPUs of its
-  virtual machines about. Measured before the tests, between the two processes.
+  virtual machines about. Measured before each test, between the two processes.
 * A busy machine: others take the CPU away. The kernel counts how often each process was preempted.
 * CPU time stolen by the host of a virtual machine.
 * A frequency that changes: a governor other than "performance".
@@ -99,6 +99,16 @@ class Machine:
         return said
 
 
+def far(cache_line_ns: float | None) -> list[str]:
+    """What is wrong if a cache line takes so long to the other process's CPU and back."""
+    if cache_line_ns is None or cache_line_ns <= FAR_NS:
+        return []
+    return [
+        f"the CPUs were far from each other: a cache line took more than {FAR_NS:.0f} ns there and back, on one core"
+        " complex it takes about 100; choose others by --cpus, or measure again, if a host moves them about"
+    ]
+
+
 def standing(cpus: list[int], cache_line_ns: float | None) -> list[str]:
     """What is wrong from the beginning.
 
@@ -112,11 +122,6 @@ def standing(cpus: list[int], cache_line_ns: float | None) -> list[str]:
     elif len(cpus) == 2 and cpus[0] == cpus[1]:
         said.append(
             f"both processes are on CPU {cpus[0]}: they take turns, and every wait is a switch between them"
-        )
-    if cache_line_ns is not None and cache_line_ns > FAR_NS:
-        said.append(
-            f"the CPUs are far from each other: a cache line takes {cache_line_ns:.0f} ns there and back, on one core"
-            " complex it takes about 100; choose others by --cpus, or measure again, if a host moves them about"
         )
     nodes = {node for cpu in cpus if (node := _node(cpu)) is not None}
     if len(nodes) > 1:

@@ -11,16 +11,18 @@
     Stop                ->
                         <-  Done               what the server measured
 
-Failed comes instead of any answer, and says why; the server goes on with the next Run. The end of the connection ends
-it all. Who listens takes nothing on trust: each line has a limit, its type is checked, and each number has a range. So
-a stranger can make it measure, but not allocate more than these limits.
+Failed comes instead of any answer, and says why; the server goes on with the next Run. Before a Run the client may send
+Probe, if it has given the server shared memory: both measure then how far their CPUs are apart. The end of the
+connection ends it all: it is Gone here, so that it is not taken for the end of a connection that is measured. Who
+listens takes nothing on trust: each line has a limit, its type is checked, and each number has a range. So a stranger
+can make it measure, but not allocate more than these limits, and not more than those of guard.py.
 """
 
 import ipaddress
 import select
 import socket
 import time
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, overload
 
 import msgspec
 
@@ -37,6 +39,8 @@ MOST_QUEUE_PAIRS = 1024
 MOST_INLINE = 4096
 MOST_OUTSTANDING = 255
 MOST_CALLS = 4096
+MOST_CONNECTIONS = 1024
+MOST_RATE = 1e9
 MOST_ADDRESS = (1 << 62) - 1
 """Above all addresses of programs: an offset can be added to it."""
 LINE_BYTES = 1 << 20
@@ -50,6 +54,10 @@ Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 class PerfError(Exception):
     """It cannot be measured; the text says why."""
+
+
+class Gone(Exception):
+    """The other side has closed the connection between the two, or has ended."""
 
 
 class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -66,7 +74,10 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     :ivar both_ways: both sides send (-b)
     :ivar outstanding: outstanding READs and atomics of each queue pair (-o)
     :ivar api: how streams are used
-    :ivar in_flight: calls of rpc_bw at once
+    :ivar in_flight: calls of rpc_bw at once; messages of each connection of an "rr" test
+    :ivar connections: those of an "rr" test
+    :ivar rate: messages a second, where not as many are sent as fit; 0.0 is no limit
+    :ivar first: each message has a connection of its own, whose making counts
     """
 
     seconds: Seconds = 1.0
@@ -85,6 +96,9 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     outstanding: Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTSTANDING)] = 16
     api: Literal["protocol", "buffered", "streams"] = "protocol"
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=MOST_CALLS)] = 32
+    connections: Annotated[int, msgspec.Meta(ge=1, le=MOST_CONNECTIONS)] = 1
+    rate: Annotated[float, msgspec.Meta(ge=0, le=MOST_RATE)] = 0.0
+    first: bool = False
 
 
 class Hello(msgspec.Struct, tag=True):
@@ -98,6 +112,10 @@ class Run(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     kind: Text
     size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)]
     settings: Settings
+
+
+class Probe(msgspec.Struct, tag=True):
+    pass
 
 
 class QueuePair(msgspec.Struct):
@@ -142,7 +160,7 @@ class Failed(msgspec.Struct, tag=True):
     why: Text
 
 
-Message = Hello | Run | Verbs | Address | Go | Stop | Done | Failed
+Message = Hello | Probe | Run | Verbs | Address | Go | Stop | Done | Failed
 _M = TypeVar("_M", bound=msgspec.Struct)
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Message)
 
@@ -154,6 +172,8 @@ class Control:
         self.sock = sock
         self._partial = bytearray()
         self._lines: list[bytes] = []
+        self._until_s: float | None = None
+        self._late = ""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -162,18 +182,65 @@ class Control:
         self.sock.close()
 
     def send(self, message: Message) -> None:
-        self.sock.sendall(msgspec.json.encode(message) + b"\n")
+        """:raises Gone: nobody is there any more
+        :raises PerfError: the other side does not read
+        """
+        try:
+            self.sock.sendall(msgspec.json.encode(message) + b"\n")
+        except TimeoutError:
+            raise PerfError("the other side reads nothing") from None
+        except OSError as exc:
+            raise Gone(f"the other side has ended: {exc.strerror or exc}") from None
+
+    def end_after(self, seconds: float | None, why: str = "") -> None:
+        """Wait for the other side no longer than so long from now on; None is for ever."""
+        self._until_s = None if seconds is None else time.monotonic() + seconds
+        self._late = why
+
+    def left_s(self) -> float | None:
+        """How long end_after() lets it wait.
+
+        :raises PerfError: no longer
+        """
+        if self._until_s is None:
+            return None
+        left = self._until_s - time.monotonic()
+        if left <= 0:
+            raise PerfError(self._late)
+        return left
 
     def heard(self) -> bool:
-        """Whether the other side has said something, or has gone."""
-        return bool(self._lines or select.select([self.sock], [], [], 0)[0])
+        """Whether the other side has said something, or has gone.
 
-    def receive(self, expected: type[_M], seconds: float | None = ANSWER_S) -> _M:
+        :raises PerfError: end_after() is over
+        """
+        if self._lines or select.select([self.sock], [], [], 0)[0]:
+            return True
+        self.left_s()
+        return False
+
+    def raise_failure(self) -> None:
+        """What has failed here may follow from what has failed there.
+
+        :raises PerfError: the other side has said what that is
+        :raises Gone: it has gone
+        """
+        while self.heard():
+            self.receive((Failed, Verbs, Address, Go, Done))
+
+    @overload
+    def receive(self, expected: type[_M], seconds: float | None = ANSWER_S) -> _M: ...
+
+    @overload
+    def receive(self, expected: tuple[type[Any], ...], seconds: float | None = ANSWER_S) -> Any: ...
+
+    def receive(self, expected: Any, seconds: float | None = ANSWER_S) -> Any:
         """The next message.
 
+        :param expected: its type, or several
         :param seconds: how long to wait; None is for ever
         :raises PerfError: the other side has failed, says something else, or nothing
-        :raises EOFError: it has gone
+        :raises Gone: it has gone
         """
         line = self._line(seconds)
         try:
@@ -183,8 +250,9 @@ class Control:
         if isinstance(message, Failed):
             raise PerfError(message.why)
         if not isinstance(message, expected):
+            wanted = expected[0] if isinstance(expected, tuple) else expected
             raise PerfError(
-                f"the other side says {type(message).__name__} where {expected.__name__} is expected: are both"
+                f"the other side says {type(message).__name__} where {wanted.__name__} is expected: are both"
                 " of one version?"
             )
         return message
@@ -192,15 +260,21 @@ class Control:
     def _line(self, seconds: float | None) -> bytes:
         until = None if seconds is None else time.monotonic() + seconds
         while not self._lines:
-            left = None if until is None else max(0.0, until - time.monotonic())
+            left = self.left_s()
+            if until is not None and (left is None or until - time.monotonic() < left):
+                left = max(0.0, until - time.monotonic())
             if not select.select([self.sock], [], [], left)[0]:
+                self.left_s()
                 raise PerfError(
                     f"the other side has said nothing for {seconds:.0f} s: it is stopped or busy (a server takes one"
                     " client at a time)"
                 )
-            data = self.sock.recv(1 << 16)
+            try:
+                data = self.sock.recv(1 << 16)
+            except OSError as exc:
+                raise Gone(f"the other side has ended: {exc.strerror or exc}") from None
             if not data:
-                raise EOFError("the other side has ended")
+                raise Gone("the other side has ended")
             *lines, rest = (bytes(self._partial) + data).split(b"\n")
             self._partial = bytearray(rest)
             self._lines += lines
@@ -228,9 +302,21 @@ def check_run(run: Run) -> None:
     kind, settings = KINDS.get(run.kind), run.settings
     if kind is None:
         raise PerfError(f"there is no test {run.kind!r}; tests: {', '.join(KINDS)}")
+    if settings.connections > 1 and kind.measures != "rr":
+        raise PerfError(
+            f"{run.kind}: several connections (--connections) are of stream_rr, tcp_rr and unix_rr"
+        )
+    if settings.rate and not kind.latency and kind.family != "verbs":
+        raise PerfError(f"{run.kind}: a rate (--rate) is of latency, and of the bandwidth of verbs")
+    if settings.first and (kind.family == "verbs" or not kind.latency):
+        raise PerfError(f"{run.kind}: first messages (--first) are of the latency of streams and calls")
+    if settings.first and settings.rate:
+        raise PerfError(f"{run.kind}: either --rate or --first, not both")
     if kind.family != "verbs":
         if settings.both_ways:
             raise PerfError(f"{run.kind}: both directions (-b) are measured of verbs only")
+        if settings.events and kind.family == "rpc":
+            raise PerfError(f"{run.kind}: sleeping instead of polling (-e) is measured of verbs and streams")
         return
     connection = settings.connection
     if connection != "RC" and kind.over in ("read", "atomic"):

@@ -8,13 +8,23 @@ class Kind(NamedTuple):
 
     :ivar family: "verbs", "stream" or "rpc": who runs it
     :ivar over: the verb; or the fabric, as fabrics.py names it
-    :ivar latency: whether one message at a time is sent and times are taken; else as many as fit
+    :ivar measures: "lat", one message at a time, whose time is taken; "bw", as many as fit; "rr", requests and
+        responses, several at a time: how many a second
     """
 
     name: str
     family: str
     over: str
-    latency: bool
+    measures: str
+
+    @property
+    def latency(self) -> bool:
+        return self.measures == "lat"
+
+    @property
+    def metric(self) -> str:
+        """The number that it is about, by its name in results.METRICS."""
+        return {"lat": "p50", "bw": "bw", "rr": "rate"}[self.measures]
 
     @property
     def title(self) -> str:
@@ -34,9 +44,9 @@ def _kinds() -> dict[str, Kind]:
         ("rpc", name, over) for name, over in (("rpc", "rdmanet"), ("rpc_tcp", "tcp"), ("rpc_unix", "unix"))
     ]
     return {
-        f"{name}_{end}": Kind(f"{name}_{end}", family, over, end == "lat")
+        f"{name}_{end}": Kind(f"{name}_{end}", family, over, end)
         for family, name, over in named
-        for end in ("lat", "bw")
+        for end in (("lat", "bw", "rr") if family == "stream" else ("lat", "bw"))
     }
 
 
@@ -61,5 +71,5 @@ QUICK: Final = [
 ]
 """What is measured where no test is named."""
 
-SIZES: Final = {"lat": [64], "bw": [65536]}
+SIZES: Final = {"lat": [64], "bw": [65536], "rr": [64]}
 """The sizes, where none is given; perftest has 2 B for latency, which no program sends."""

@@ -10,11 +10,14 @@ from typing import Any, Final
 from rdmanet.cli.perf.control import (
     MOST_BYTES,
     MOST_CALLS,
+    MOST_CONNECTIONS,
     MOST_COUNT,
     MOST_DEPTH,
     MOST_INLINE,
+    MOST_MEMORY,
     MOST_OUTSTANDING,
     MOST_QUEUE_PAIRS,
+    MOST_RATE,
     Settings,
 )
 from rdmanet.cli.perf.kinds import GROUPS, KINDS, QUICK, SIZES, Kind
@@ -23,6 +26,7 @@ from rdmanet.cli.perf.limits import Limit, limit_of
 PORT = 18515
 """perftest's."""
 ALL_SIZES: Final = [1 << exponent for exponent in range(1, 24)]
+MOST_TURNS: Final = 1000
 SMALL_BYTES: Final = 8192
 SMALL_EVERY: Final = 100
 """perftest's: of messages up to so many bytes each hundredth request is signaled."""
@@ -73,7 +77,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_within(1, MOST_CALLS),
         default=32,
         metavar="N",
-        help="calls of rpc_bw at once (default: 32)",
+        help="calls of rpc_bw at once, messages of each connection of stream_rr, tcp_rr and unix_rr (default: 32)",
+    )
+    what.add_argument(
+        "--connections",
+        type=_within(1, MOST_CONNECTIONS),
+        default=1,
+        metavar="N",
+        help="connections of stream_rr, tcp_rr and unix_rr (default: 1)",
+    )
+    what.add_argument(
+        "--rate",
+        type=_rate,
+        default=0.0,
+        metavar="N",
+        help="messages a second, for latency and the bandwidth of verbs; one that the answer before it delays counts"
+        " from when it was due (default: as many as fit)",
+    )
+    what.add_argument(
+        "--first",
+        action="store_true",
+        help="latency of the first message of a connection, with its making, for streams and calls",
+    )
+    what.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="measure what a file says: each line has tests and options, as here",
+    )
+    what.add_argument(
+        "--turns",
+        type=_within(1, MOST_TURNS),
+        default=1,
+        metavar="N",
+        help="measure all so many times, one after another; ratios and limits are of the medians (default: 1)",
     )
     what.add_argument(
         "--loop",
@@ -144,7 +181,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="post messages up to this size inline (default: 0)",
     )
     verbs.add_argument(
-        "-e", "--events", action="store_true", help="sleep until a completion comes, instead of polling"
+        "-e",
+        "--events",
+        action="store_true",
+        help="sleep until a completion comes, instead of polling; streams, too",
     )
     verbs.add_argument("-b", "--bidirectional", action="store_true", help="both sides send, for bandwidth")
     verbs.add_argument(
@@ -183,12 +223,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pin the server and the client to these (default: the first two that this process may use); with HOST, and"
         " for `perf server`, one CPU, for this process (default: not pinned); - pins nothing",
     )
+    server = parser.add_argument_group("perf server: for clients that nobody knows")
+    server.add_argument(
+        "--most-seconds",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="the longest run (default: 120)",
+    )
+    server.add_argument(
+        "--most-memory",
+        type=_memory,
+        default=1 << 28,
+        metavar="BYTES",
+        help="memory of a run (default: 256m)",
+    )
+    server.add_argument(
+        "--most-session",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="the time of a client, if another one waits (default: 600)",
+    )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument(
         "--json", action="store_true", help="print JSON, schema rdmanet-perf/1, instead of tables"
     )
     shown.add_argument("--csv", action="store_true", help="print CSV instead of tables")
     shown.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file as well")
+    shown.add_argument(
+        "--hgrm",
+        type=Path,
+        metavar="FOLDER",
+        help="write the percentiles of each test as HdrHistogram's text",
+    )
     shown.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it")
     shown.add_argument("--compare", type=Path, metavar="OLD.json", help="print ratios to an earlier run")
     shown.add_argument(
@@ -249,7 +317,7 @@ def sizes_of(args: argparse.Namespace, kind: Kind) -> list[int]:
         return [8]
     if args.all:
         return [size for size in ALL_SIZES if args.connection != "UD" or size <= (args.mtu or 4096)]
-    sizes: list[int] = args.size or SIZES["lat" if kind.latency else "bw"]
+    sizes: list[int] = args.size or SIZES[kind.measures]
     return sizes
 
 
@@ -273,15 +341,30 @@ def settings_of(args: argparse.Namespace, size: int) -> Settings:
         outstanding=args.outs,
         api=args.api,
         in_flight=args.in_flight,
+        connections=args.connections,
+        rate=args.rate,
+        first=args.first,
     )
 
 
 # ---- Types of arguments -------------------------------------------------------------------------------------
 
 
+def _bytes(text: str) -> int:
+    """0 if it is none."""
+    found = re.fullmatch(r"(\d{1,15})([kmg]?)(?:i?b)?", text.strip().lower())
+    return int(found[1]) * _SUFFIXES[found[2]] if found else 0
+
+
+def _memory(text: str) -> int:
+    size = _bytes(text)
+    if not 1 <= size <= MOST_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size between 1 byte and 4g; examples: 64m, 1g")
+    return size
+
+
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([kmg]?)(?:i?b)?", text.strip().lower())
-    size = int(found[1]) * _SUFFIXES[found[2]] if found else 0
+    size = _bytes(text)
     if not 1 <= size <= MOST_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is no size between 1 byte and 1g; examples: 64, 4k, 1m")
     return size
@@ -342,6 +425,16 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400")
     return seconds
+
+
+def _rate(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)(?:/s)?", text)
+    rate = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6}[found[2].lower()] if found else 0.0
+    if not 0 < rate <= MOST_RATE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of messages a second up to {MOST_RATE:g}; examples: 1000, 50k, 1M"
+        )
+    return rate
 
 
 def _cpus(text: str) -> list[int]:

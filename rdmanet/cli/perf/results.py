@@ -64,6 +64,9 @@ class Result(msgspec.Struct):
     :ivar device: those of both sides, of verbs
     :ivar interrupted: Ctrl-C ended it: it has what was measured until then
     :ivar wrong: what made the measurement wrong, in words
+    :ivar settings: how it was measured
+    :ivar turn: which one of --turns, from 0 on
+    :ivar cache_line_ns: how far apart the two CPUs were then: the round trip of a cache line
     """
 
     test: str
@@ -88,6 +91,9 @@ class Result(msgspec.Struct):
     samples: list[Sample] = []
     interrupted: bool = False
     wrong: list[str] = []
+    settings: Settings | None = None
+    turn: int = 0
+    cache_line_ns: float | None = None
 
     @property
     def cpu_us(self) -> float:
@@ -146,7 +152,9 @@ def note_conditions(result: Result, client: Spent, server: Done) -> None:
     result.client_preempted, result.server_preempted = client.preempted, server.preempted
     result.client_slept, result.server_slept = client.slept, server.slept
     kind = KINDS[result.test]
-    if kind.over == "rdmanet" and kind.latency:
+    settings = result.settings
+    seldom = settings is not None and (settings.events or settings.rate or settings.first)
+    if kind.over == "rdmanet" and kind.latency and not seldom:
         result.wrong += asleep(client.slept, result.messages, "client")
         result.wrong += asleep(server.slept, result.messages, "server")
     result.wrong += preempted(client.preempted, client.seconds, "client")
@@ -173,8 +181,29 @@ def read_report(path: Path) -> Report:
 
 
 def find(report: Report, result: Result) -> Result | None:
-    """The old result of the same test and size."""
-    return next((old for old in report.results if (old.test, old.size) == (result.test, result.size)), None)
+    """The old result of the same test and size: that with the same settings, if there are several."""
+    same = [old for old in report.results if (old.test, old.size) == (result.test, result.size)]
+    alike = [old for old in same if _how(old) == _how(result)]
+    return next(iter(middle(alike or same)), None)
+
+
+def _how(result: Result) -> Settings | None:
+    """How it was measured, but for how long."""
+    if result.settings is None:
+        return None
+    return msgspec.structs.replace(result.settings, seconds=0.0, iterations=0, warm_up_s=0.0)
+
+
+def middle(results: list[Result]) -> list[Result]:
+    """Of each test, size and settings one result: that of the turn whose number is the median."""
+    turns: dict[Any, list[Result]] = {}
+    for result in results:
+        turns.setdefault((result.test, result.size, result.settings), []).append(result)
+    return [sorted(each, key=_main)[(len(each) - 1) // 2] for each in turns.values()]
+
+
+def _main(result: Result) -> float:
+    return value_of(result, KINDS[result.test].metric) or 0.0
 
 
 # ---- The numbers that people name ---------------------------------------------------------------------------

@@ -21,11 +21,28 @@ import rdmanet
 from rdmanet.cli import interrupts
 from rdmanet.cli.fabrics import loop_factory
 from rdmanet.cli.perf.conditions import pinned_to
-from rdmanet.cli.perf.control import ANSWER_S, Control, Failed, Hello, PerfError, Run, check_run, host_of
+from rdmanet.cli.perf.control import (
+    ANSWER_S,
+    Control,
+    Failed,
+    Go,
+    Gone,
+    Hello,
+    PerfError,
+    Probe,
+    Run,
+    Stop,
+    Verbs,
+    check_run,
+    host_of,
+)
+from rdmanet.cli.perf.guard import Guard, Limits
 from rdmanet.cli.perf.kinds import KINDS
 from rdmanet.cli.perf.pairs import Place
 
 BACKLOG = 16
+OF_A_RUN = (Verbs, Go, Stop)
+"""What a client says after Run. It may be on its way while the server says that the run has failed."""
 NEXT_S = 30.0
 """How long a client may be silent between two runs."""
 KEEPALIVE_S = 10
@@ -37,10 +54,20 @@ PROBE_ROUNDS = 1000
 PROBE_S = 1.0
 
 
-def session(control: Control, place: Place, cpu: int | None, factory: Callable[[], Any]) -> None:
+def session(
+    control: Control,
+    place: Place,
+    cpu: int | None,
+    factory: Callable[[], Any],
+    *,
+    memory: int | None = None,
+    guard: Guard | None = None,
+) -> None:
     """Do what a client asks for, until it goes.
 
-    :raises PerfError: it is of another version, or speaks something else
+    :param memory: shared with the client, for probes
+    :param guard: what a client may ask for; None is for everything
+    :raises PerfError: it is of another version, or speaks something else, or has had its time
     """
     control.send(Hello(rdmanet.__version__, os.getpid(), -1 if cpu is None else cpu))
     theirs = control.receive(Hello)
@@ -50,16 +77,28 @@ def session(control: Control, place: Place, cpu: int | None, factory: Callable[[
         raise PerfError(why)
     while True:
         try:
-            run = control.receive(Run, NEXT_S)
-        except EOFError:
-            return
-        try:
-            check_run(run)
-            answer(control, place, run, factory)
-        except EOFError:
-            return
-        except ConnectionError:
+            if guard is not None:
+                guard.check_turn()
+        except PerfError as exc:
+            control.send(Failed(f"the server: {exc}"))
             raise
+        try:
+            asked = control.receive((Run, Probe, *OF_A_RUN), NEXT_S)
+        except Gone:
+            return
+        if isinstance(asked, Probe):
+            if memory is not None:
+                probe(memory, answers=True)
+            continue
+        if isinstance(asked, OF_A_RUN):  # that has failed here
+            continue
+        try:
+            check_run(asked)
+            if guard is not None:
+                guard.begin(asked)
+            answer(control, place, asked, factory)
+        except Gone:
+            return
         except Exception as exc:  # of any kind: what one client makes fail must not keep out the next
             control.send(Failed(f"the server: {exc or type(exc).__name__}"[:1000]))
 
@@ -81,7 +120,7 @@ def answer(control: Control, place: Place, run: Run, factory: Callable[[], Any])
         interrupts.run(calls.serve(control, run), factory)
 
 
-def listen(port: int, place: Place, cpu: int | None, factory: Callable[[], Any]) -> None:
+def listen(port: int, place: Place, cpu: int | None, factory: Callable[[], Any], limits: Limits) -> None:
     """`rdmanet perf server`: until Ctrl-C."""
     with _listener(port) as listener:
         at = listener.getsockname()
@@ -93,13 +132,13 @@ def listen(port: int, place: Place, cpu: int | None, factory: Callable[[], Any])
                 name = host_of(peer)
                 print(f"client {name}", flush=True)
                 try:
-                    _guard(sock)
-                    session(control, place, cpu, factory)
-                except (PerfError, EOFError, OSError) as exc:
+                    _end_silence(sock)
+                    session(control, place, cpu, factory, guard=Guard(limits, control, listener))
+                except (PerfError, Gone, OSError) as exc:
                     print(f"client {name}: {exc or type(exc).__name__}", file=sys.stderr, flush=True)
 
 
-def _guard(sock: socket.socket) -> None:
+def _end_silence(sock: socket.socket) -> None:
     """A client that reads nothing, or whose host has died, ends its session: the next one waits for that."""
     sock.settimeout(ANSWER_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -148,11 +187,13 @@ def main() -> int:
     cpu = pinned_to(options["cpu"])
     place = Place(options["device"], options["port"], options["gid_index"])
     with contextlib.closing(Control(socket.socket(fileno=options["socket"]))) as control:
-        if options["probe"] is not None:
-            probe(options["probe"], answers=True)
-            os.close(options["probe"])
-        with contextlib.suppress(ConnectionError, EOFError):
-            session(control, place, cpu, factory)
+        try:
+            session(control, place, cpu, factory, memory=options["probe"])
+        except Gone:
+            pass
+        except PerfError as exc:
+            print(f"perf: the server: {exc}", file=sys.stderr)
+            return 1
     return 0
 
 

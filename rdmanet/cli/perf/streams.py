@@ -2,6 +2,10 @@
 
 The client connects twice: for the warm-up, and for the measurement, whose messages the server counts from the first
 byte to the end. The times go into a histogram, so a long run needs no more memory than a short one.
+
+"rr" is latency's traffic with several messages under way, on one or several connections: how many answers come in a
+second. With `first` each message of a latency test has a connection of its own, and its time is from connecting to the
+answer.
 """
 
 import asyncio
@@ -16,6 +20,7 @@ from rdmanet.cli.fabrics import FABRICS, Fabric, forget
 from rdmanet.cli.perf.conditions import Usage
 from rdmanet.cli.perf.control import Address, Control, Done, Go, Run, Stop, host_of
 from rdmanet.cli.perf.kinds import KINDS, Kind
+from rdmanet.cli.perf.paced import PacedBufferedPinger, PacedPinger, PacedStreamPinger, Schedule
 from rdmanet.cli.perf.progress import Progress
 from rdmanet.cli.perf.results import Result, Sample, latency_of, note_conditions
 from rdmanet.cli.workloads import (
@@ -58,7 +63,7 @@ def their_address(control: Control, where: list[Any]) -> list[Any]:
 async def serve(control: Control, run: Run) -> None:
     """Answer one Run: listen until the client says Stop."""
     kind = KINDS[run.kind]
-    fabric = FABRICS[kind.over](host=own_address(control))
+    fabric = _fabric(kind, run, host=own_address(control))
     server, address = await _listen(fabric, kind, run)
     try:
         control.send(Address(address))
@@ -78,11 +83,19 @@ async def serve(control: Control, run: Run) -> None:
         await server.wait_closed()
 
 
+def _fabric(kind: Kind, run: Run, **options: Any) -> Fabric:
+    """Sockets always sleep; RDMA does so if it does not poll."""
+    if run.settings.events and kind.over == "rdmanet":
+        options["busy_poll"] = 0
+    return FABRICS[kind.over](**options)
+
+
 async def _listen(fabric: Fabric, kind: Kind, run: Run) -> tuple[Any, list[Any]]:
+    echoes = kind.measures != "bw"
     if run.settings.api == "streams":
-        return await fabric.listen_streams(stream_echo(run.size) if kind.latency else stream_sink)
+        return await fabric.listen_streams(stream_echo(run.size) if echoes else stream_sink)
     buffered = run.settings.api == "buffered"
-    if kind.latency:
+    if echoes:
         return await fabric.listen(BufferedEcho if buffered else Echo)
     return await fabric.listen(BufferedSink if buffered else Sink)
 
@@ -106,82 +119,189 @@ async def heard(control: Control) -> None:
 async def measure(control: Control, run: Run, progress: Progress) -> Result:
     """Run one test with one size."""
     kind, settings = KINDS[run.kind], run.settings
-    fabric = FABRICS[kind.over]()
+    fabric = _fabric(kind, run)
     control.send(run)
     address = their_address(control, control.receive(Address).where)
     control.receive(Go)
     control.send(Go())
     try:
         if settings.warm_up_s:
-            await _drive(fabric, _client(kind, run, settings.warm_up_s, None), address)
-        found = Histogram()
+            warming = _Traffic(fabric, kind, run, address, settings.warm_up_s, 0)
+            await warming.run()
         seconds = ENDLESS_S if settings.iterations else settings.seconds
-        client = _client(kind, run, seconds, found)
-        sampler = Sampler(run, progress, lambda: found.count if kind.latency else client.sent)
+        traffic = _Traffic(fabric, kind, run, address, seconds, settings.iterations)
+        sampler = Sampler(run, progress, traffic.messages)
         usage = Usage()
         interrupted = False
         sampling = asyncio.ensure_future(sampler.run())
         try:
-            report, interrupted = await _until_over(_drive(fabric, client, address), client, seconds)
+            interrupted = await _until_over(traffic, seconds)
         finally:
             sampling.cancel()
         spent = usage.since()
+    except Exception:
+        control.raise_failure()
+        raise
     finally:
         control.send(Stop())
     done = control.receive(Done)
-    if kind.latency:
-        messages, took = found.count, found.mean_ns * found.count / 1e9
-    else:
-        messages, took = report.received // run.size, report.seconds
-    took = max(took, 1e-9)
-    result = outcome(run, messages, took, client.cpu_s, report.cpu_s)
-    result.latency = latency_of(found) if kind.latency else None
+    server_cpu_s = done.cpu_s / max(done.seconds, 1e-9) * traffic.took_s()
+    if not settings.first:  # the reports do not tell what connecting takes, but have nothing of the warm-up
+        server_cpu_s = max(report.cpu_s for report in traffic.reports)
+    result = outcome(run, traffic.received(), traffic.took_s(), traffic.cpu_s, server_cpu_s)
+    result.latency = latency_of(traffic.times[0]) if kind.latency else None
     result.samples = sampler.samples
     rates = [sample.messages * run.size / sample.seconds / 1e9 for sample in sampler.samples]
-    if not kind.latency:
+    if kind.measures == "bw":
         result.min_gb_per_s, result.peak_gb_per_s = min(rates, default=None), max(rates, default=None)
     result.interrupted = interrupted
     note_conditions(result, spent, done)
     return result
 
 
-def _client(kind: Kind, run: Run, seconds: float, found: Any) -> Any:
-    most: float = run.settings.iterations or math.inf
-    api = run.settings.api
-    if kind.latency:
-        times = Histogram() if found is None else found
-        make = {"streams": StreamPinger, "buffered": BufferedPinger, "protocol": Pinger}[api]
+class _Traffic:
+    """The client's side of one run, from connecting to the reports of the server.
+
+    :ivar times: of latency and "rr": a histogram for each connection; with `first` one for all
+    :ivar clients: those of workloads.py, one for each connection
+    """
+
+    def __init__(
+        self, fabric: Fabric, kind: Kind, run: Run, address: list[Any], seconds: float, most: int
+    ) -> None:
+        self.fabric, self.kind, self.asked, self.address = fabric, kind, run, address
+        self.seconds, self.most = seconds, most or math.inf
+        self.times = [Histogram() for _ in range(run.settings.connections)]
+        self.first_s = self.first_cpu_s = 0.0
+        self.over = False
+        self.reports: list[Report] = []
+        self.clients: list[Any] = []
+        if not run.settings.first:
+            self.clients = [self._client(times) for times in self.times]
+
+    # ---- What comes of it ----
+
+    def messages(self) -> int:
+        if self.kind.measures == "bw":
+            return int(self.clients[0].sent)
+        return sum(int(times.count) for times in self.times)
+
+    def received(self) -> int:
+        """How many have arrived."""
+        return self.reports[0].received // self.asked.size if self.kind.measures == "bw" else self.messages()
+
+    def took_s(self) -> float:
+        if self.asked.settings.first:
+            took = self.first_s
+        elif self.kind.measures == "bw" or self.asked.settings.rate:
+            took = self.reports[0].seconds
+        else:  # laps: one begins where the last one ended
+            took = max(times.mean_ns * times.count for times in self.times) / 1e9
+        return max(took, 1e-9)
+
+    @property
+    def cpu_s(self) -> float:
+        """Each connection has seen the CPU time of its whole process while it lived: the longest is that of all."""
+        return self.first_cpu_s or max(float(client.cpu_s) for client in self.clients)
+
+    # ---- The run ----
+
+    def end(self) -> None:
+        """Now, with what is under way."""
+        self.over = True
+        for client in self.clients:
+            client.deadline_s, client.most = 0.0, 0
+
+    async def run(self) -> None:
+        if self.asked.settings.first:
+            await self._run_first()
+        elif self.asked.settings.api == "streams":
+            streams = [await self.fabric.open_streams(self.address) for _ in self.clients]
+            pairs = zip(self.clients, streams, strict=True)
+            self.reports = await asyncio.gather(*(client.run(*pair) for client, pair in pairs))
+        else:
+            await self._run_protocols()
+
+    async def _run_protocols(self) -> None:
+        transports: list[Any] = []
+        try:
+            for client in self.clients:
+                transport, _ = await self.fabric.connect(lambda client=client: client, self.address)  # type: ignore[misc]
+                transports.append(transport)
+            for client in self.clients:
+                client.start()
+            self.reports = await asyncio.gather(*(client.done for client in self.clients))
+        finally:
+            for transport in transports:
+                transport.abort()
+
+    async def _run_first(self) -> None:
+        """A connection for each message: these runs end by themselves after one."""
+        clock, times, ended = time.perf_counter, self.times[0], [0.0]
+        api = self.asked.settings.api
+        make: Any = {"streams": StreamPinger, "buffered": BufferedPinger, "protocol": Pinger}[api]
+        self.first_cpu_s = -time.process_time()
+        began = now = clock()
+        while not self.over and now < began + self.seconds and times.count < self.most:
+            before = clock()
+            client = make(self.asked.size, 0.0, stamp=lambda at: ended.__setitem__(0, at))
+            await _drive(self.fabric, client, self.address)
+            times.add(int((ended[0] - before) * 1e9))
+            now = clock()
+        self.first_s = now - began
+        self.first_cpu_s += time.process_time()
+
+    def _client(self, times: Any) -> Any:
+        settings, size, seconds = self.asked.settings, self.asked.size, self.seconds
+        if self.kind.measures == "bw":
+            flooder = StreamFlooder if settings.api == "streams" else Flooder
+            return flooder(size, seconds, most=self.most)
+        if settings.rate:
+
+            def note(took_s: float) -> bool:
+                times.add(int(took_s * 1e9))
+                return bool(times.count >= self.most)
+
+            paced = {
+                "streams": PacedStreamPinger,
+                "buffered": PacedBufferedPinger,
+                "protocol": PacedPinger,
+            }
+            return paced[settings.api](size, seconds, Schedule(settings.rate, note))
+        depth = 1 if self.kind.latency else int(min(settings.in_flight, self.most))
+        last = self.most - (depth - 1)  # so many more are under way then
+        pinger: Any = None
 
         def stamp(now: float) -> None:
             times.lap(now)
-            if times.count >= most:
+            if times.count >= last:
                 pinger.deadline_s = 0.0
 
-        pinger = make(run.size, seconds, stamp=times.lap if most == math.inf else stamp)
+        make: Any = {"streams": StreamPinger, "buffered": BufferedPinger, "protocol": Pinger}[settings.api]
+        pinger = make(size, seconds, depth=depth, stamp=times.lap if last == math.inf else stamp)
         return pinger
-    return (StreamFlooder if api == "streams" else Flooder)(run.size, seconds, most=most)
 
 
 async def _drive(fabric: Fabric, client: Any, address: list[Any]) -> Report:
-    if isinstance(client, StreamFlooder | StreamPinger):
-        reader, writer = await fabric.open_streams(address)
-        return await client.run(reader, writer)
+    if isinstance(client, StreamPinger):
+        return await client.run(*await fabric.open_streams(address))
     return await run_client(fabric.connect, client, address)
 
 
-async def _until_over(running: Any, client: Any, seconds: float) -> tuple[Report, bool]:
-    """The report, and whether Ctrl-C ended it: then the client ends its run now, and what it has is measured."""
-    task = asyncio.ensure_future(running)
+async def _until_over(traffic: _Traffic, seconds: float) -> bool:
+    """Whether Ctrl-C ended it: then the clients end now, and what they have is measured."""
+    task = asyncio.ensure_future(traffic.run())
     interrupted = False
     try:
         await asyncio.wait({task}, timeout=seconds + LATEST_S)
     except asyncio.CancelledError:
-        client.deadline_s, client.most = 0.0, 0
+        traffic.end()
         interrupted = True
         await asyncio.wait({task}, timeout=LATEST_S)
     if not task.done():
         task.cancel()
-    return await task, interrupted
+    await task
+    return interrupted
 
 
 class Sampler:
@@ -216,4 +336,5 @@ def outcome(run: Run, messages: int, seconds: float, client_cpu_s: float, server
         server_cpu_us=server_cpu_s / each * 1e6,
         client_cpu_s_per_gb=client_cpu_s / gb,
         server_cpu_s_per_gb=server_cpu_s / gb,
+        settings=run.settings,
     )

@@ -46,9 +46,14 @@ def family_of(kind_name: str) -> str:
     return kind.name if kind.family == "verbs" else "others"
 
 
-def head(runs: list[Run], device: str) -> Iterator[str]:
-    """Above the table of a test, whose sizes these are."""
+def head(runs: list[Run], device: str, line: str = "") -> Iterator[str]:
+    """Above the table of a test, whose sizes these are.
+
+    :param line: that of the plan
+    """
     kind, settings = KINDS[runs[0].kind], runs[0].settings
+    if line:
+        yield f"{LINE}\n {line}"
     if kind.family != "verbs":
         yield LINE
         yield "  ".join(
@@ -127,9 +132,10 @@ def beside_sockets(results: list[Result]) -> str:
         kind = KINDS[ours.test]
         if kind.family == "verbs" or kind.over != "rdmanet":
             continue
-        metric = "p50" if kind.latency else "bw"
+        metric = kind.metric
         mine = value_of(ours, metric)
-        cells = [ours.test, str(ours.size), "p50 us" if kind.latency else "GB/s", _cell(mine)]
+        unit = {"p50": "p50 us", "bw": "GB/s", "rate": "1/s"}[metric]
+        cells = [ours.test, str(ours.size), unit, _cell(mine)]
         for over in ("tcp", "unix"):
             other = _of(results, ours, over)
             theirs = None if other is None else value_of(other, metric)
@@ -151,12 +157,8 @@ def _of(results: list[Result], ours: Result, over: str) -> Result | None:
     kind = KINDS[ours.test]
     for other in results:
         there = KINDS[other.test]
-        if (there.family, there.over, there.latency, other.size) == (
-            kind.family,
-            over,
-            kind.latency,
-            ours.size,
-        ):
+        alike = (there.family, there.measures, other.size, other.settings)
+        if there.over == over and alike == (kind.family, kind.measures, ours.size, ours.settings):
             return other
     return None
 

@@ -15,6 +15,7 @@ from rdmanet.cli.perf.control import Control, Done, Go, PerfError, Run, Stop, Ve
 from rdmanet.cli.perf.pairs import Place, Side
 from rdmanet.cli.perf.progress import Progress
 from rdmanet.cli.perf.results import Result, Sample, latency_of, note_conditions
+from rdmanet.errors import CompletionError
 
 SLICE_S = 0.1
 SILENT_S = 10.0
@@ -48,6 +49,9 @@ def measure(control: Control, place: Place, run: Run, progress: Progress) -> Res
                 measurement.interrupted = True
             spent = usage.since()
             measurement.drain()
+        except (CompletionError, PerfError):
+            control.raise_failure()
+            raise
         finally:
             control.send(Stop())
         done = _other_side(control, traffic)
@@ -145,6 +149,7 @@ class _Measurement:
             server_cpu_s_per_gb=share * seconds / gb,
             samples=self.samples,
             interrupted=self.interrupted,
+            settings=self.settings,
         )
 
 
@@ -157,7 +162,7 @@ class _Bandwidth(_Measurement):
     before = 0
 
     def step(self, seconds: float) -> bool:
-        return bool(self.traffic.flow(seconds, self.settings.iterations))
+        return bool(self.traffic.flow(seconds, self.settings.iterations, rate=self.settings.rate))
 
     def take(self) -> tuple[int, float | None, float | None]:
         return self.traffic.sent, None, None
@@ -208,7 +213,8 @@ class _Latency(_Measurement):
     def step(self, seconds: float) -> bool:
         left = self.settings.iterations and max(1, self.settings.iterations - self.found.count)
         self.recent.clear()
-        self.traffic.exchange(seconds, self.recent, left, by=self.by, answers=False)
+        rate = self.settings.rate
+        self.traffic.exchange(seconds, self.recent, left, by=self.by, answers=False, rate=rate)
         return bool(left and self.recent.count >= left)
 
     def take(self) -> tuple[int, float | None, float | None]:

@@ -34,7 +34,7 @@ def serve(control: Control, place: Place, run: Run) -> None:
             _answer(control, traffic, BY[side.kind.over])
         elif side.kind.over == "send" or both:
             while not control.heard():
-                traffic.flow(SLICE_S, posting=both)
+                traffic.flow(SLICE_S, posting=both, rate=run.settings.rate)
         control.receive(Stop, None)
         spent, seconds = usage.since(), time.perf_counter() - began
         done = Done(seconds, spent.cpu_s, traffic.received, traffic.sent, spent.preempted, spent.slept)
