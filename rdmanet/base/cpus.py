@@ -22,6 +22,8 @@ _PIN = "pin both to CPUs of one node (taskset, numactl --cpunodebind)"
 def why_far(pid: int, peer: int) -> str:
     """Why two processes of this host are slow to each other, by where they may run; "" if nothing can be told."""
     ours, theirs = allowed(pid), allowed(peer)
+    if not ours or not theirs:  # one of them has ended
+        return ""
     if len(ours | theirs) == 1:
         return f"one CPU: this process and its peer, process {peer}, may only run on CPU {min(ours)}, and take turns"
     our_nodes, their_nodes = nodes(ours), nodes(theirs)

@@ -32,7 +32,9 @@ def machine(tmp_path, monkeypatch):
     cpus._why_far_from.cache_clear()
 
 
-@pytest.mark.parametrize(("one", "other"), [(1, 1), (1, 3), (3, 2), (1, 4), (1, 99), (99, 98)])
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, 1), (1, 3), (3, 2), (1, 4), (1, 99), (5, 99), (99, 5), (99, 98)]
+)
 def test_of_these_nothing_can_be_told(machine, one, other):
     assert cpus.why_far(one, other) == ""
 
