@@ -1,10 +1,14 @@
-"""Put the figures of one run of `make bench` into the pages that have them: README and the manual's.
+"""Put the figures of one run of `rdmanet perf` into the pages that have them: README and the manual's.
 
-usage: python -m benchmarks.figures [RESULTS.json]
+usage: python -m benchmarks.figures [--measure | RESULTS.json]
 
-The repetitions that the pages need are kept in docs/figures.json, and all pages are made from that file: so they agree,
-and anybody can see what lies behind a figure. Without RESULTS they are made from the file as it is, which a test
-compares with them.
+benchmarks/figures.plan says what is measured, and `--measure` measures it: some five minutes, on a machine that does
+nothing else. The results, without histograms and samples, are kept in docs/figures.json, and all pages are made from
+that file: so they agree, and anybody can see what lies behind a figure. Without RESULTS they are made from the file as
+it is, which a test compares with them.
+
+What `rdmanet perf` does not measure (connecting, starting, libraries, other ways between two processes) stands in the
+pages beside the name of the benchmark that does.
 
 In a page, what stands between `<!-- figures: begin -->` and `<!-- figures: end -->` is replaced.
 """
@@ -12,16 +16,19 @@ In a page, what stands between `<!-- figures: begin -->` and `<!-- figures: end 
 import argparse
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import BUFFERED, PROTOCOL, STREAMS
-from benchmarks.chart import FABRICS, FRONT, GROUPS, Group, drawing
+from benchmarks.cases import BUFFERED, CASES, PROTOCOL, STREAMS
+from benchmarks.chart import FRONT, Group, drawing
 from benchmarks.report import Medians, goals, table
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "figures.json"
+PLAN = ROOT / "benchmarks" / "figures.plan"
 SPAN = re.compile(r"(<!-- figures: begin -->\n).*?(<!-- figures: end -->)", re.DOTALL)
 
 README = [
@@ -39,34 +46,80 @@ README = [
 ]
 
 
-def kept(record: dict[str, Any]) -> dict[str, Any]:
-    """What the pages need of a record."""
-    groups = [*README, *GROUPS, *FRONT]
-    needed = {(group.case, f"uvloop {fabric}", group.api) for group in groups for fabric in FABRICS}
-    metrics = {group.metric for group in groups}
-    names = {"case", "variant", "api", "repetition", "probe_before_ns", "probe_after_ns", *metrics}
-    return {
-        "machine": record["machine"],
-        "repetitions": record["repetitions"],
-        "cases": [
-            {"name": case["name"], "near_only": case["near_only"]}
-            for case in record["cases"]
-            if any(case["name"] == group.case for group in groups)
-        ],
-        "runs": [
-            {name: _short(value) for name, value in run.items() if name in names}
-            for run in record["runs"]
-            if (run["case"], run["variant"], run["api"]) in needed
-        ],
-    }
+def kept(report: dict[str, Any]) -> dict[str, Any]:
+    """A report of `rdmanet perf --json` without histograms and samples, in short numbers."""
+    if "runs" in report:  # of `make bench`
+        return report
+    results = []
+    for result in report["results"]:
+        latency = result["latency"]
+        short = result | {"samples": [], "latency": latency and latency | {"cells": []}}
+        results.append(_short(short))
+    return report | {"results": results}
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _short(part) for name, part in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def pages(record: dict[str, Any]) -> dict[Path, str]:
-    """Each page and drawing as it is to be, with the figures of a record."""
+def record_of(report: dict[str, Any]) -> dict[str, Any]:
+    """The report in the form of `make bench`'s results, of which tables and drawings are made."""
+    near_only = {case.name: case.near_only for case in CASES}
+    runs = [_run(result) for result in report["results"]]
+    machine, version = report["machine"], report["machine"]["loop"].removeprefix("uvloop ")
+    names = dict.fromkeys(run["case"] for run in runs)
+    return {
+        "machine": machine | {"versions": {"uvloop": version}, "date": machine["date"].replace("T", " ")},
+        "by": "`rdmanet perf`",
+        "repetitions": 1 + max(result["turn"] for result in report["results"]),
+        "cases": [{"name": name, "near_only": near_only[name]} for name in names],
+        "runs": runs,
+    }
+
+
+def _run(result: dict[str, Any]) -> dict[str, Any]:
+    over, _, _ = result["test"].partition("_")
+    run = {
+        "case": _case(result),
+        "variant": f"uvloop {'rdmanet' if over == 'stream' else over}",
+        "api": result["settings"]["api"],
+        "repetition": result["turn"],
+        "probe_before_ns": result["cache_line_ns"],
+        "probe_after_ns": result["cache_line_ns"],
+        "messages_per_s": result["messages_per_s"],
+        "gb_per_s": result["gb_per_s"],
+        "cpu_us": result["client_cpu_us"] + result["server_cpu_us"],
+    }
+    if result["latency"]:
+        run["p50_us"] = result["latency"]["p50_us"]
+    return run
+
+
+def _case(result: dict[str, Any]) -> str:
+    """The name of what was measured, as cases.py has it."""
+    size, settings, test = _size(result["size"]), result["settings"], result["test"]
+    if test.endswith("_bw"):
+        return f"one way {size}"
+    if test.endswith("_rr"):
+        many = settings["connections"]
+        return f"{many} connections, {size}" if many > 1 else f"{settings['in_flight']} in flight, {size}"
+    if settings["events"]:
+        return f"polling off, round trip {size}"
+    return f"one message each ms, {size}" if settings["rate"] == 1000 else f"round trip {size}"
+
+
+def _size(nbytes: int) -> str:
+    for shift, unit in ((20, "MiB"), (10, "KiB")):
+        if nbytes >> shift and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"
+
+
+def pages(report: dict[str, Any]) -> dict[Path, str]:
+    """Each page and drawing as it is to be, with the figures of a report."""
+    record = report if "runs" in report else record_of(report)
     docs = ROOT / "docs"
     texts = {
         ROOT / "README.md": f"{caption(record)}\n\n{table(_beside_sockets(record))}",
@@ -89,7 +142,7 @@ def caption(record: dict[str, Any]) -> str:
         f"{cpu}, {machine['cpus']} virtual CPUs, Linux {kernel}, Python {machine['python']}, "
         f"uvloop {machine['versions']['uvloop']}, {day};\n"
         "two processes, each on a CPU of its own, nothing else running; "
-        f"medians of {record['repetitions']} interleaved runs."
+        f"{record.get('by', '`make bench`')}: medians of {record['repetitions']} turns."
     )
 
 
@@ -107,12 +160,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.figures", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("results", type=Path, nargs="?", help="what `make bench` has written")
-    results = parser.parse_args().results
+    parser.add_argument("results", type=Path, nargs="?", help="what `rdmanet perf --save` has written")
+    parser.add_argument("--measure", action="store_true", help="measure now")
+    parser.add_argument("--turns", type=int, default=5, metavar="N", help="of --measure (default: 5)")
+    args = parser.parse_args()
+    results: Path | None = args.results
+    if args.measure:
+        results = ROOT / "build" / "figures.json"
+        results.parent.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "rdmanet", "perf", "--plan", str(PLAN), "--turns", str(args.turns)]
+        subprocess.run([*command, "--save", str(results)], check=True)
     if results is not None:
-        record = kept(json.loads(results.read_text()))
-        runs = ",\n".join(json.dumps(run) for run in record.pop("runs"))
-        KEPT.write_text(f'{json.dumps(record)[:-1]}, "runs": [\n{runs}\n]}}\n')
+        report = kept(json.loads(results.read_text()))
+        lines = ",\n".join(json.dumps(result) for result in report.pop("results"))
+        KEPT.write_text(f'{json.dumps(report)[:-1]}, "results": [\n{lines}\n]}}\n')
     for page, text in pages(json.loads(KEPT.read_text())).items():
         page.write_text(text)
 
