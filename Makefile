@@ -24,7 +24,7 @@ modules := $(wildcard rdmanet/*.py rdmanet/*/*.py rdmanet/*/*/*.py rdmanet/*/*/*
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays figures bench-connecting bench-starting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines frameworks
+.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-perftest bench-watching figures bench-connecting bench-starting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines frameworks
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -255,6 +255,12 @@ bench-blocking: build ## measure blocking streams beside blocking sockets
 
 bench-arrays: build ## measure large arrays beside TCP and Unix sockets
 	@$(py) -m benchmarks.arrays $(ARGS)
+
+bench-perftest: build ## compare `rdmanet perf` with perftest's programs, on the embedded device
+	@$(py) -m benchmarks.perftest $(ARGS)
+
+bench-watching: build ## measure what `rdmanet ss --watch` and RDMANET_TRACE cost (ARGS="--crowd 10000": a list of so many)
+	@$(py) -m benchmarks.watching $(ARGS)
 
 figures: build ## measure the figures of README, the front page and docs/performance.md, and renew the pages (five minutes)
 	@$(py) -m benchmarks.figures --measure $(ARGS)

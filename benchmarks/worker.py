@@ -137,6 +137,7 @@ class Worker:
             times = round_trips_s(clients[0])
             result["p50_us"] = percentile(times, 50) * 1e6
             result["p99_us"] = percentile(times, 99) * 1e6
+            result["max_us"] = max(times) * 1e6
         return result
 
     async def _drive(self, fabric: Fabric, clients: list[Any], address: list[Any]) -> list[Report]:

@@ -1,0 +1,197 @@
+"""Measure what it costs to be watched: `rdmanet ss --watch` and RDMANET_TRACE, beside the same programs unwatched.
+
+usage: python -m benchmarks.watching [--quick] [--turns N] [--before FOLDER] [--crowd N]
+
+Pairs of processes, a server and a client, run the same traffic in turns: unwatched; with `rdmanet ss --watch` beside
+them, which looks at both each second; with a trace. `--before` adds a pair of another tree, built, with nothing
+attached. Each ratio is that of a turn to the unwatched run of this turn: of the time, and of the CPU time, of a
+message. The table has their medians.
+
+`--crowd N` measures something else: the longest round trip of one connection of a server that holds N others, while
+`rdmanet ss` lists all of them, again and again, and while nothing does; and how long a list takes.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import Pair, Process, WorkerError
+from benchmarks.cases import PROTOCOL, STREAMS, Case, Variant
+from benchmarks.crowd import SPARE, Place, allow_descriptors, say
+
+PLAIN, WATCHED, TRACED, BEFORE = "unwatched", "ss --watch 1", "traced", "before"
+GOALS = {WATCHED: 1.02, TRACED: 1.3}
+BEFORE_GOAL = 1.01
+"""Of this tree, with nothing attached, to the other one."""
+LONGEST_MS, LIST_S = 2.0, 0.5
+CASES = [
+    (Case("round trip 64 B", "ping", 64), PROTOCOL),
+    (Case("round trip 64 B", "ping", 64), STREAMS),
+    (Case("one way 64 B", "flood", 64), PROTOCOL),
+    (Case("one way 64 KiB", "flood", 64 << 10), PROTOCOL),
+    (Case("64 connections, 64 B", "many", 64, connections=64), PROTOCOL),
+    (Case("one message each ms, 64 B", "ping", 64, pause_s=0.001), PROTOCOL),
+]
+SS = [sys.executable, "-m", "rdmanet", "ss"]
+
+
+class WatchedPair(Pair):
+    """A pair whose processes are started with something before them."""
+
+    def __init__(self, cpus: tuple[int, int], prefix: list[str]) -> None:
+        super().__init__(Variant("rdmanet", "uvloop"), *cpus)
+        self.prefix = prefix
+
+    def __enter__(self) -> "WatchedPair":
+        self.server, self.client = (Process(self.variant, cpu, self.prefix) for cpu in self.cpus)
+        return self
+
+
+@contextmanager
+def watching(is_on: bool) -> Iterator[None]:
+    """With `rdmanet ss --watch`, from its first picture on."""
+    if not is_on:
+        yield
+        return
+    with subprocess.Popen([*SS, "--watch", "1", "--json"], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        with subprocess.Popen(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL) as drain:
+            try:
+                yield
+            finally:
+                process.kill()
+                drain.wait()
+
+
+def measured(args: argparse.Namespace, cpus: tuple[int, int]) -> dict[Any, list[tuple[float, float]]]:
+    """By case, interface and state: time and CPU time of a message, in microseconds, of each turn."""
+    found: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rdmanet-"))
+        prefixes: dict[str, list[str]] = {PLAIN: [], WATCHED: []}
+        prefixes[TRACED] = ["env", f"RDMANET_TRACE={folder}/trace"]
+        if args.before is not None:
+            prefixes[BEFORE] = ["env", "-C", str(args.before)]
+        pairs = {state: stack.enter_context(WatchedPair(cpus, prefix)) for state, prefix in prefixes.items()}
+        states = list(pairs)
+        for turn in range(args.turns):
+            for case, api in CASES:
+                for state in states[turn % len(states) :] + states[: turn % len(states)]:
+                    say(f"{turn + 1}/{args.turns}  {case.name}, {api}, {state}")
+                    with watching(state == WATCHED):
+                        run = pairs[state].run(replace(case, seconds=args.seconds), api)
+                    time_us = 1e6 / run["messages_per_s"]
+                    if case.pause_s:  # else it is the pause
+                        time_us = run["p50_us"]
+                    found[case.name, api, state].append((time_us, run["cpu_us"]))
+    say("")
+    return found
+
+
+def report(found: dict[Any, list[tuple[float, float]]], states: list[str]) -> tuple[str, bool]:
+    """The table, and whether all goals are reached."""
+    rows = [
+        "| case | interface | state | time of a message | ratio | CPU | ratio | goal |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    all_reached = True
+    for case, api in dict.fromkeys((case.name, api) for case, api in CASES):
+        plain = found[case, api, PLAIN]
+        for state in states:
+            turns = found[case, api, state]
+            time_us, cpu_us = (statistics.median(column) for column in zip(*turns, strict=True))
+            pairs = list(zip(turns, plain, strict=True))
+            if state == BEFORE:  # what is asked is how much slower this tree is
+                pairs = [(ours, theirs) for theirs, ours in pairs]
+            ratios = [statistics.median(ours[i] / theirs[i] for ours, theirs in pairs) for i in (0, 1)]
+            goal = BEFORE_GOAL if state == BEFORE else GOALS.get(state)
+            said = ""
+            if goal is not None:
+                reached = max(ratios) <= goal
+                all_reached &= reached
+                said = f"{goal} {'reached' if reached else 'missed'}"
+            rows.append(
+                f"| {case} | {api} | {state} | {time_us:.3f} µs | {ratios[0]:.3f} | {cpu_us:.3f} µs |"
+                f" {ratios[1]:.3f} | {said} |"
+            )
+    return "\n".join(rows), all_reached
+
+
+# ---- --crowd -------------------------------------------------------------------------------------------------
+
+
+def crowd(idle: int, turns: int, seconds: float, cpus: tuple[int, int]) -> bool:
+    """Print what lists of so many connections do to another one. Whether the goals are reached."""
+    allow_descriptors(idle + SPARE)
+    case = Case("one connection", "ping", 64, seconds=seconds)
+    longest: dict[bool, list[float]] = {False: [], True: []}
+    lists_s: list[float] = []
+    say(f"{idle} idle connections")
+    with Place(Variant("rdmanet", "uvloop"), cpus, case, idle) as place:
+        for turn in range(turns):
+            for listed in (False, True):
+                say(f"{turn + 1}/{turns}  {'listed' if listed else 'alone'}")
+                client = place.pair.client
+                client.send("run", case=case.as_dict(), api=PROTOCOL, address=place.address)
+                until = time.monotonic() + seconds
+                while listed and time.monotonic() < until:
+                    began = time.monotonic()
+                    subprocess.run([*SS, "--json"], stdout=subprocess.DEVNULL, check=True)
+                    lists_s.append(time.monotonic() - began)
+                longest[listed].append(client.receive()["max_us"] / 1e3)
+    say("")
+    list_s = statistics.median(lists_s)
+    reached = list_s < LIST_S and max(longest[True]) < LONGEST_MS
+    print(f"| {idle} idle connections | alone | beside `ss` | goal |")
+    print("| --- | ---: | ---: | --- |")
+    print(
+        f"| longest round trip of {turns} turns | {max(longest[False]):.2f} ms | {max(longest[True]):.2f} ms |"
+        f" under {LONGEST_MS} ms |"
+    )
+    print(
+        f"| median of the longest | {' | '.join(f'{statistics.median(longest[it]):.2f} ms' for it in longest)} | |"
+    )
+    print(f"| a list | | {list_s:.2f} s | under {LIST_S} s |")
+    return reached
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.watching", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="one short turn: to see that it runs")
+    parser.add_argument("--turns", type=int, metavar="N", help="default: 7, or 1 with --quick")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another tree, built")
+    parser.add_argument("--crowd", type=int, metavar="N", help="lists of N connections instead")
+    args = parser.parse_args()
+    args.turns = args.turns or (1 if args.quick else 7)
+    args.seconds = 0.3 if args.quick else 2.0
+    allowed = sorted(os.sched_getaffinity(0))
+    cpus = (allowed[0], allowed[1]) if len(allowed) > 1 else (-1, -1)
+    try:
+        if args.crowd is not None:
+            reached = crowd(args.crowd, args.turns, args.seconds, cpus)
+        else:
+            found = measured(args, cpus)
+            states = list(dict.fromkeys(state for _, _, state in found))
+            text, reached = report(found, sorted(states, key=[PLAIN, WATCHED, TRACED, BEFORE].index))
+            print(text)
+    except WorkerError as exc:
+        print(f"\n{exc}", file=sys.stderr)
+        return 1
+    return 0 if reached or args.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
