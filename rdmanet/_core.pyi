@@ -9,7 +9,7 @@ raises ValueError; using one in a forked child raises RuntimeError.
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import InitVar, dataclass
 from enum import IntEnum, IntFlag
@@ -1922,19 +1922,24 @@ class Operation(Generic[_R]):
 class Blocks:
     """Many one-sided requests of one kind, awaited as one; see _pyx/blocks.pxi.
 
-    :param future: which is told of the end; may be replaced
+    :param future: which is told of the end; may be replaced. None: whoever has begun this looks whether it is `done`
     :param opcode: RDMA_READ or RDMA_WRITE
     :param at_once: the most bytes of one chain, which the device may execute while it is posted
     :param piece: the most bytes of one request, where a block is longer than that
     """
 
     future: Any
+    error: BaseException | None
+    """Why it ended too early, if there was no future to be told; to be taken out."""
     def __new__(cls, future: Any, opcode: int, at_once: int, piece: int) -> Self: ...
     def __len__(self) -> int: ...
     @property
     def done(self) -> bool: ...
     @property
     def moved(self) -> int: ...
+    @property
+    def is_to_await(self) -> bool:
+        """Of what a FastPath has begun: it is not done, or the loop is due to turn."""
     def add(self, view: Buffer, lkey: int, address: int, rkey: int) -> None: ...
     def add_rows(
         self, view: Buffer, lkey: int, address: int, rkey: int, row_bytes: int, rows: int, indices: Buffer
@@ -1945,6 +1950,11 @@ class Blocks:
         :param indices: numbers of 64 bits with a sign, contiguous; as many as this memory has rows
         :raises IndexError: one of them is negative, or no row of the peer's; nothing is added then
         """
+    def begin(self, connection: Connection) -> bool:
+        """Post what the device executes at once, for as long as the loop need not turn.
+
+        Returns whether that was all, or may go on like this in the loop's next turn. If not, `post` goes on.
+        """
     def post(self, connection: Connection) -> bool:
         """Post what may be in flight now. Returns whether nothing is left to be posted.
 
@@ -1954,6 +1964,48 @@ class Blocks:
     def stop(self, error: BaseException | None = None) -> None: ...
     def end(self, error: BaseException | None = None) -> None: ...
     def failure(self, status: int, vendor_err: int, qp_num: int) -> CompletionError: ...
+
+@final
+class FastPath:
+    """READs and WRITEs that have nothing to wait for; see _pyx/fastpath.pxi.
+
+    :param connection: it goes by this one
+    :param endpoint: whose descriptors it takes
+    :param claimed: gives the peer's memory of a grant (an OfferedMemory), or None
+    :param find: gives memory that is registered here (a Memory) by an address, a length, and whether it is written to;
+        or None
+    :param at_once: see Blocks, as for `piece`
+    """
+
+    def __new__(
+        cls,
+        connection: Connection,
+        endpoint: bytes,
+        claimed: Callable[[bytes], Any],
+        find: Callable[[int, int, bool], Any],
+        at_once: int,
+        piece: int,
+    ) -> Self: ...
+    @property
+    def grant(self) -> bytes | None:
+        """Of the peer's memory that was used last."""
+    @property
+    def memory(self) -> Any:
+        """Of ours that was used last."""
+    def move(self, opcode: int, descriptor: Any, array: Any) -> Blocks | None:
+        """Read or write one block, which has begun when this returns: mostly it is `done`.
+
+        Returns None if the general way is to be gone.
+        """
+    def fill(self, blocks: Blocks, pairs: list[Any]) -> tuple[Collection[bytes], Collection[Any]] | None:
+        """Add pairs of a descriptor and an array to a list; returns which grants, and which memory of ours, it uses.
+
+        Returns None if the general way is to be gone, with another list.
+        """
+    def learn(self, encoded: bytes, descriptor: Any) -> None:
+        """These bytes are that descriptor."""
+    def forget(self, grant: bytes) -> None:
+        """The peer's memory of this grant is not to be used any more."""
 
 @final
 class OperationQueue:

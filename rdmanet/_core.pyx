@@ -135,6 +135,7 @@ include "_pyx/sendmemory.pxi"    # the memory that frames are sent from
 include "_pyx/sending.pxi"       # posting frames
 include "_pyx/beside.pxi"        # one-sided operations, and keys
 include "_pyx/blocks.pxi"        # lists of one-sided operations
+include "_pyx/fastpath.pxi"      # those that have nothing to wait for
 include "_pyx/placing.pxi"       # bytes go where the peer's read wants them
 include "_pyx/writing.pxi"       # from the program's writes to frames, or to the backlog
 include "_pyx/landing.pxi"       # where the peer places bytes that a read wants

@@ -8,6 +8,9 @@
 #     chained    some are handed to the device in one call, and the last of them alone gives a completion
 #     in turns   OPERATIONS entries are for all one-sided requests of a connection. A list takes those that are free,
 #                except KEPT_FREE, which short operations, and the keys of memory on offer, find free
+#     at once    the embedded device mostly executes a chain while it is posted. Then its completion is there when the
+#                call returns, and is taken, and the next chain posted, without a pass between them: `begin`. It stops
+#                when this has taken so long that the loop is due to turn (engine.pxi)
 #
 # What the embedded device is handed it may execute at once, in the loop's thread: a chain has `at_once` bytes at most.
 # A block that is longer goes in pieces, as transfers.py says, of which LONG_IN_FLIGHT are posted.
@@ -34,13 +37,15 @@ cdef struct block:
 cdef class Blocks:
     """Many one-sided requests of one kind, awaited as one; see Lists in stream/blocks.py, which posts them.
 
-    :param future: which is told of the end; may be replaced
+    :param future: which is told of the end; may be replaced. None: whoever has begun this looks whether it is `done`
     :param opcode: RDMA_READ or RDMA_WRITE
     :param at_once: the most bytes of one chain, which the device may execute while it is posted
     :param piece: the most bytes of one request, where a block is longer than that
 
     :ivar done: it has ended: no device touches the memory that it names
     :ivar moved: bytes of what has completed
+    :ivar is_to_await: of what a FastPath has begun: it is not done, or the loop is due to turn
+    :ivar error: why it ended too early, if there was no future to be told; to be taken out
     """
 
     cdef block *blocks
@@ -48,10 +53,12 @@ cdef class Blocks:
     cdef int opcode
     cdef uint64_t at_once, piece
     cdef bint stopped
+    cdef bint beginning         # `begin` runs: what completes leaves as much room as there was before
     cdef readonly bint done
+    cdef readonly bint is_to_await
     cdef readonly uint64_t moved
-    cdef public object future
-    cdef object error, closing
+    cdef public object future, error
+    cdef object closing
 
     def __cinit__(self, future, int opcode, uint64_t at_once, uint64_t piece):
         if opcode not in (verbs.IBV_WR_RDMA_READ, verbs.IBV_WR_RDMA_WRITE):
@@ -153,6 +160,42 @@ cdef class Blocks:
 
     # -- its way ---------------------------------------------------------------------------------------------
 
+    def begin(self, Sender connection not None):
+        """Post what the device executes at once, for as long as the loop need not turn.
+
+        Returns whether that was all, or may go on like this in the loop's next turn. If not, `post` goes on.
+        """
+        return self.go_on_at_once(connection)
+
+    cdef bint go_on_at_once(self, Sender connection) except -1:
+        cdef _Engine engine = connection.engine
+        cdef bint are_all
+        if (
+            engine is None or engine.in_pass or self.in_flight
+            or connection.controls_posted != connection.controls_done   # whose completion the program hears of
+        ):
+            return False
+        engine.begin_turn()
+        while not self.stopped and self.posted < self.count:
+            if connection.broken or connection.qp_c == NULL or self.blocks[self.posted].length > self.at_once:
+                return False
+            if not self.post_chain(connection):
+                return False
+            self.beginning = True
+            try:
+                are_all = engine.take_own_operations(connection)
+            finally:
+                self.beginning = False
+            if self.in_flight or not are_all:
+                engine.rouse(connection.queue)
+            if self.in_flight:
+                return False
+            if engine.turn_is_over():
+                return True
+        if not self.done:
+            self.finish()
+        return True
+
     def post(self, Sender connection not None):
         """Post what may be in flight now. Returns whether nothing is left to be posted.
 
@@ -161,6 +204,8 @@ cdef class Blocks:
         while not self.stopped and self.posted < self.count:
             if not self.post_chain(connection):
                 return False
+            connection.engine.rouse(connection.queue)
+            connection.engine.wake()
         if not self.in_flight:
             self.finish()   # there is nothing in it
         return True
@@ -209,9 +254,6 @@ cdef class Blocks:
             # Entries are kept free for these; whatever it is, the connection cannot go on, and this ends with it.
             fail_connection(connection, OSError(-rc, f"ibv_post_send: {strerror(-rc).decode()}"))
             self.stopped = True
-            return True
-        engine.rouse(connection.queue)
-        engine.wake()
         return True
 
     cdef int completed(self, uint32_t length) except -1:
@@ -263,7 +305,9 @@ cdef class Blocks:
         if self.done:
             return 0
         self.done = True
-        self.future = self.closing = self.error = None      # see Operation.finish
+        self.future = self.closing = None       # see Operation.finish
+        if future is not None:
+            self.error = None
         free(self.blocks)
         self.blocks = NULL
         self.room = 0

@@ -42,8 +42,9 @@ cdef int retire_sends(Receiver connection, uint32_t sequence) except -1:
                 connection.landings.done(connection, held)
                 made_room = True
             elif type(held) is Blocks:
+                told = True                 # perhaps: it may have ended
+                made_room = made_room or not (<Blocks>held).beginning
                 (<Blocks>held).completed(length)
-                made_room = told = True     # perhaps: it may have ended
             elif held is not None:      # else it was a probe
                 told = True
                 connection.owner.operation_done(held)

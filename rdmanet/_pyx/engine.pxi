@@ -4,6 +4,7 @@
 
 cdef enum:
     MAX_INLINE = 192
+    TURN_US = 100               # of what is done at once, without a turn of the loop: see turn_is_over
     WINDOWS_OF_TYPE_2 = 1 << 23 | 1 << 24   # ibv_device_cap_flags: MEM_WINDOW_TYPE_2A, _2B
     # The vendor_id of software devices. rxe compares a write through a window with the region's bounds (Linux 6.12).
     NO_VENDOR = 0xFFFFFF
@@ -75,6 +76,7 @@ cdef class _Engine(Watcher):
     cdef uint32_t behind_operations     # flags of what is posted while one-sided requests are in flight
     cdef uint32_t of_much               # flags of what is a part of MUCH_BYTES
 
+    cdef uint64_t turn_began            # cheap_clock() at the first request of this turn that was done at once, or 0
     cdef readonly uint64_t stale
 
     def __cinit__(self, loop, notifier, Context context, busy_poll=None):
@@ -224,24 +226,59 @@ cdef class _Engine(Watcher):
         Returns whether these were all, and nothing is to be done. If not, the next pass finds what there is.
         """
         cdef CQ cq = connection.queue
-        cdef verbs.ibv_wc *wc
-        cdef int i
-        if cq.armed_for_all or self.completion_next < self.completion_count or self.has_work():
+        if cq.armed_for_all or self.has_work() or not self.poll_own(connection):
             return False
-        self.polls += 1
-        self.completion_next = 0
-        self.completion_count = max(0, verbs.rn_poll_cq(cq.ptr, BATCH, self.completions))
-        for i in range(self.completion_count):
-            wc = &self.completions[i]
-            if wc.status != verbs.IBV_WC_SUCCESS or wc.wr_id & ~<uint64_t>LOW_MASK != connection.wr_base | SEND_FLAG:
-                return False
-        self.dispatch()
         if self.in_flight or self.completion_count == BATCH or self.has_work():
             return False
         if cq.awake:
             cq.awake = False
             self.awake.remove(cq)
         return True
+
+    cdef bint take_own_operations(self, Member connection) except -1:
+        """Take the completions of one-sided requests that the device has executed while this connection posted them.
+
+        Returns whether these were all. If not, the next pass finds what there is.
+        """
+        return (
+            connection.queue is not None and not self.in_pass and not self.keeping and self.pid == verbs.rn_pid
+            and self.poll_own(connection) and self.completion_count < BATCH
+        )
+
+    cdef bint poll_own(self, Member connection) except -1:
+        """Poll its queue; hand out what there is, and return True, if all of that are successful sends of its own."""
+        cdef verbs.ibv_wc *wc
+        cdef int i
+        if self.completion_next < self.completion_count:
+            return False
+        self.polls += 1
+        self.completion_next = 0
+        self.completion_count = max(0, verbs.rn_poll_cq(connection.queue.ptr, BATCH, self.completions))
+        for i in range(self.completion_count):
+            wc = &self.completions[i]
+            if wc.status != verbs.IBV_WC_SUCCESS or wc.wr_id & ~<uint64_t>LOW_MASK != connection.wr_base | SEND_FLAG:
+                return False
+        self.dispatch()
+        return True
+
+    # -- what is done at once, without a turn of the loop ----------------------------------------------
+    #
+    # Whoever awaits something that is there already goes on without the loop. Others on the loop wait meanwhile: so
+    # after TURN_US the program is to let it turn. A pass is a sign that it has turned; so one is due.
+
+    cdef inline int begin_turn(self) except -1:
+        """Something is done at once."""
+        if self.turn_began == 0:
+            self.turn_began = cheap_clock()
+        return self.wake()
+
+    cdef inline bint turn_is_over(self) noexcept:
+        """Whether that has gone on for TURN_US, or more, since the loop turned."""
+        return self.turn_began != 0 and cheap_clock() - self.turn_began > TURN_US * cheap_microsecond()
+
+    cdef inline int loop_has_turned(self) noexcept:
+        self.turn_began = 0
+        return 0
 
     # -- receives, chained until they are posted -----------------------------------------------------
 

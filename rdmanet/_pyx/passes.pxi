@@ -115,6 +115,7 @@ cdef class StreamEngine(_Engine):
 
     cdef int work(self, int found) except -1:
         """Let the connections deliver, flush and end."""
+        self.loop_has_turned()
         self.deliver_all()
         if self.stalled:
             relieve_stalled(self)

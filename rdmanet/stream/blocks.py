@@ -11,13 +11,14 @@ import array
 import operator
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from rdmanet._core import Blocks
+from rdmanet._core import Blocks, FastPath
 from rdmanet.stream.transfers import AT_ONCE_BYTES, PIECE_BYTES
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from rdmanet._core import Connection
 
@@ -28,6 +29,10 @@ class Lists:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._queue: deque[Blocks] = deque()
+
+    def begin_at_once(self, blocks: Blocks) -> bool:
+        """Post what the device executes at once, if nobody waits: see `Blocks.begin`."""
+        return not self._queue and blocks.begin(self._connection)
 
     def begin(self, blocks: Blocks) -> None:
         self._queue.append(blocks)
@@ -52,9 +57,19 @@ class Lists:
             blocks.end(error)
 
 
-def new_list(future: asyncio.Future[None], opcode: int) -> Blocks:
-    """An empty list, which tells this future of its end."""
+def new_list(future: asyncio.Future[None] | None, opcode: int) -> Blocks:
+    """An empty list, which tells this future of its end, if there is one."""
     return Blocks(future, opcode, AT_ONCE_BYTES, PIECE_BYTES)
+
+
+def fast_path(
+    connection: Connection,
+    endpoint: bytes,
+    claimed: Callable[[bytes], Any],
+    find: Callable[[int, int, bool], Any],
+) -> FastPath:
+    """What a connection reads and writes at once."""
+    return FastPath(connection, endpoint, claimed, find, AT_ONCE_BYTES, PIECE_BYTES)
 
 
 def numbers_of(indices: Iterable[SupportsIndex]) -> memoryview | array.array[int]:

@@ -300,6 +300,10 @@ class Regions:
             blocks.stop()
             raise
 
+    def begin_at_once(self, blocks: Blocks) -> bool:
+        """Read or write what of a list can be at once: see `Blocks.begin`. If False, `begin_list` goes on."""
+        return not (self._bindings_waiting or self._waiting) and self._lists.begin_at_once(blocks)
+
     def begin_list(self, blocks: Blocks) -> None:
         """Read or write what is in a list. Its future is told of the end."""
         self._lists.begin(blocks)

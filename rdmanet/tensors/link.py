@@ -8,6 +8,9 @@ it, under the claim's number. `Dialled` keeps the offer, for all further operati
 it back. A connection can have 256 offers, so of those that have not been used for long, it lets go when there are
 CLAIMS_MOST.
 
+A list is executed at once as far as the device does that (_pyx/blocks.pxi); the task that awaits it lets the loop turn
+once, and every so often. What is left goes on by the completions, in turns with other lists.
+
 A list of blocks is awaited until no device touches its memory any more, also if it is cancelled. Then what is in flight
 has SETTLE_S to end. If it has not, as when the peer's host is gone, the connection is aborted, which ends it by force.
 """
@@ -22,10 +25,11 @@ import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from rdmanet._core import Blocks
+from rdmanet._core import Blocks, FastPath
 from rdmanet.credit import OtherVersionError
 from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
 from rdmanet.stream.bindings import State
+from rdmanet.stream.blocks import fast_path
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
 from rdmanet.tensors.descriptor import short
@@ -302,7 +306,10 @@ class _Claimed:
 
 
 class Dialled(Link):
-    """The side that uses the other's memory."""
+    """The side that uses the other's memory.
+
+    :ivar fast: the way of operations that have nothing to wait for; None before `open_fast_path`, and after the end
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: bytes) -> None:
         super().__init__(loop, endpoint)
@@ -310,7 +317,12 @@ class Dialled(Link):
         self._numbers: dict[int, _Claimed] = {}
         self._last_number = 0
         self._active: dict[Blocks, Collection[OfferedMemory]] = {}
+        self.fast: FastPath | None = None
         self.claims = 0
+
+    def open_fast_path(self, endpoint: bytes, find: Callable[[int, int, bool], Memory | None]) -> None:
+        """The peer is this endpoint, and our registered memory is found so."""
+        self.fast = fast_path(self.regions.connection, endpoint, self.claimed, find)
 
     # -- claims ----------------------------------------------------------------------------------------------
 
@@ -366,6 +378,8 @@ class Dialled(Link):
     def _make_room(self) -> None:
         if len(self._claims) < CLAIMS_MOST:
             return
+        if self.fast is not None and self.fast.grant is not None:
+            self.claimed(self.fast.grant)  # it was used last, without a word
         for claimed in self._claims.values():
             if claimed.remote is not None and not claimed.awaited and not claimed.remote.is_used:
                 self._forget(claimed)
@@ -379,6 +393,8 @@ class Dialled(Link):
 
     def _forget(self, claimed: _Claimed) -> None:
         self._numbers.pop(claimed.number, None)
+        if self.fast is not None:
+            self.fast.forget(claimed.grant)
         if self._claims.get(claimed.grant) is claimed:
             del self._claims[claimed.grant]
 
@@ -410,6 +426,7 @@ class Dialled(Link):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self.fast = None  # it refers to us
         claims, self._claims = self._claims, {}
         self._numbers.clear()
         for claimed in claims.values():
@@ -420,14 +437,23 @@ class Dialled(Link):
 
     async def carry_out(self, blocks: Blocks, remotes: Collection[OfferedMemory]) -> None:
         """Read or write a list. When this ends, however it does, no device touches its memory any more."""
-        future = blocks.future
         self._active[blocks] = remotes
         try:
             if any(remote.revoked for remote in remotes):  # while others were claimed
                 blocks.stop(self.refusal(Why.ENDED))
-            else:
-                self.regions.begin_list(blocks)
-            await future
+            while not blocks.done:
+                if self.regions.begin_at_once(blocks):
+                    await asyncio.sleep(0)  # others on the loop have their turn
+                else:
+                    future = blocks.future = self._loop.create_future()
+                    self.regions.begin_list(blocks)
+                    await future
+            error, blocks.error = blocks.error, None
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback has this frame
         finally:
             if not blocks.done:
                 blocks.stop()

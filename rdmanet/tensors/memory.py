@@ -141,19 +141,19 @@ class Memory:
         self.grants = grants
         self.ending: dict[bytes, Grant] = {}  # that nobody can claim any more, while there are keys of theirs
         self.loop = loop
-        self._is_readonly = view.readonly
+        self.is_readonly = view.readonly
         self._endpoint = endpoint
         self._on_close = on_close
         self._uses: set[Use] = set()
         self._unused: asyncio.Future[None] = loop.create_future()
-        self._is_closed = False
+        self.is_closed = False
         self._closing: asyncio.Task[None] | None = None
 
     # -- for operations of our own ---------------------------------------------------------------------------
 
     def serves(self, address: int, nbytes: int, writable: bool) -> bool:
         """Whether its registration is for these bytes, and lets a device write to them."""
-        if self._is_closed or (writable and self._is_readonly):
+        if self.is_closed or (writable and self.is_readonly):
             return False
         return self.address <= address and address + nbytes <= self.address + self.nbytes
 
@@ -164,7 +164,7 @@ class Memory:
     def end_use(self, use: Use) -> None:
         """It has ended: no device touches the memory for it."""
         self._uses.discard(use)
-        if self._is_closed and not self._uses and not self._unused.done():
+        if self.is_closed and not self._uses and not self._unused.done():
             self._unused.set_result(None)
 
     # -- for others ------------------------------------------------------------------------------------------
@@ -179,11 +179,11 @@ class Memory:
         :raises ValueError: the mode is another, the lease is no positive number, or the memory is closed
         :raises TypeError: it is for writing, and the array is read-only
         """
-        if self._is_closed:
+        if self.is_closed:
             raise ValueError("describe(): this memory is closed")
         if mode not in RIGHTS:
             raise ValueError(f"describe(): mode {shown(mode)} is none of 'r', 'w', 'rw', 'a' and 'rwa'")
-        if mode != "r" and self._is_readonly:
+        if mode != "r" and self.is_readonly:
             raise TypeError(
                 f"describe(): the array is read-only, so nobody else can have it by mode {mode!r}"
             )
@@ -231,7 +231,7 @@ class Memory:
         Cancelling ends only the wait. A second call waits as the first one does.
         """
         if self._closing is None:
-            self._is_closed = True
+            self.is_closed = True
             self._closing = self.loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -258,4 +258,4 @@ class Memory:
 
     def __repr__(self) -> str:
         what = f"{self.nbytes} bytes" if self.shape is None else f"{self.dtype!r} {self.shape}"
-        return f"<Memory of {what}{', closed' if self._is_closed else ''}>"
+        return f"<Memory of {what}{', closed' if self.is_closed else ''}>"

@@ -10,32 +10,37 @@ the peer makes: who accepts a connection does not know who has made it, and who 
 An operation looks at its descriptors and arrays before anything is sent. Then it is one list of blocks (stream/
 blocks.py), whatever it consists of. An array that lies in memory of `Endpoint.register` has a key of the device's
 already; any other is registered for the operation.
+
+Mostly there is nothing to find out: the descriptor's grant was used before, and the array lies in registered memory.
+Then the fast path (_pyx/fastpath.pxi) has the list in one call, and where the device has executed a single block by
+then, nothing is suspended. Whatever it does not know goes the general way, which also says what is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
-from rdmanet._core import Blocks, Registration, address_of
+from rdmanet._core import Blocks
 from rdmanet.errors import RegionRevokedError, shown
 from rdmanet.stream.blocks import new_list, numbers_of
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.tensors.arrays import bytes_of
 from rdmanet.tensors.descriptor import Address, Descriptor, DescriptorError, short
 from rdmanet.tensors.link import Dialled, of_another
-from rdmanet.tensors.messages import NOTIFICATION_BYTES_MOST, Why
+from rdmanet.tensors.messages import NOTIFICATION_BYTES_MOST
+from rdmanet.tensors.use import Use
 from rdmanet.transport import create_rdma_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdmanet.tensors.memory import Memory
+    from rdmanet.tensors.use import Find
 
     Described = Descriptor | bytes | bytearray | memoryview
-    Find = Callable[[int, int, bool], Memory | None]
 
 _WRITE: Final = 0  # enum ibv_wr_opcode
 _READ: Final = 4
@@ -99,8 +104,15 @@ class Peer:
     # -- operations --------------------------------------------------------------------------------------------
 
     async def read(self, descriptor: Described, into: Any) -> None:
-        """RDMA READ what a descriptor says into an array of as many bytes."""
-        await self._move("read", _READ, [self._checked("read", "r", descriptor, into)])
+        """RDMA READ what a descriptor says into an array of as many bytes.
+
+        Where the device has read it at once, the loop turns only every so often.
+        """
+        blocks = self._begun(_READ, descriptor, into)
+        if blocks is None:
+            await self._move("read", _READ, [self._checked("read", "r", descriptor, into)])
+        elif blocks.is_to_await:
+            await self._await_rest(blocks, "read")
 
     async def write(self, array: Any, descriptor: Described, *, notify: bytes | None = None) -> None:
         """RDMA WRITE an array to where a descriptor says, which has as many bytes.
@@ -109,14 +121,20 @@ class Peer:
 
         :param notify: the peer's `Endpoint.notifications` gets this, after the bytes; at most 16 KiB
         """
-        await self.write_many(((array, descriptor),), notify=notify)
+        blocks = self._begun(_WRITE, descriptor, array) if notify is None else None
+        if blocks is None:
+            await self.write_many(((array, descriptor),), notify=notify)
+        elif blocks.is_to_await:
+            await self._await_rest(blocks, "write")
 
     async def read_many(self, blocks: Iterable[tuple[Described, Any]]) -> None:
         """The same for many pairs of a descriptor and an array, in any order.
 
         They are one list of chained requests, in which a block costs a fraction of what a `read` does.
         """
-        await self._move("read", _READ, [self._checked("read", "r", each, into) for each, into in blocks])
+        pairs = list(blocks)
+        if not await self._move_known("read", _READ, pairs):
+            await self._move("read", _READ, [self._checked("read", "r", each, into) for each, into in pairs])
 
     async def write_many(
         self, blocks: Iterable[tuple[Any, Described]], *, notify: bytes | None = None
@@ -130,7 +148,10 @@ class Peer:
                 f"write: a notification of {len(notify)} bytes: it has at most {NOTIFICATION_BYTES_MOST}; write what"
                 " is longer"
             )
-        checked = [self._checked("write", "w", each, array) for array, each in blocks]
+        pairs = [(each, array) for array, each in blocks]
+        if notify is None and await self._move_known("write", _WRITE, pairs):
+            return
+        checked = [self._checked("write", "w", each, array) for each, array in pairs]
         if notify is not None and not (checked and checked[0][0].nbytes):
             raise ValueError("write: a notification is about a block that has bytes, and there is none")
         await self._move("write", _WRITE, checked, notify)
@@ -196,11 +217,8 @@ class Peer:
             if remote is None:
                 remote = await link.claim(described.grant)
             return await operation(remote, described.offset, *numbers)
-        except asyncio.CancelledError:
-            self._counters["cancelled"] += 1
-            raise
-        except OSError:
-            self._counters["failed"] += 1
+        except (OSError, asyncio.CancelledError) as exc:
+            self._count_failure(exc)
             raise
 
     def statistics(self) -> dict[str, int]:
@@ -225,6 +243,8 @@ class Peer:
 
     def _described(self, call: str, needed: str, descriptor: Described) -> Descriptor:
         described = descriptor if isinstance(descriptor, Descriptor) else Descriptor.from_bytes(descriptor)
+        if type(descriptor) is bytes and self._link is not None and self._link.fast is not None:
+            self._link.fast.learn(descriptor, described)
         if described.endpoint != self.address.endpoint:
             raise DescriptorError(
                 f"{call}: the descriptor is of memory of {of_another(described.endpoint, self.address.endpoint)}"
@@ -244,6 +264,81 @@ class Peer:
             )
         return described, array, view
 
+    def _begun(self, opcode: int, descriptor: Described, array: Any) -> Blocks | None:
+        """A list of one block, on its way, or mostly done; None: it goes the general way."""
+        link = self._link
+        if link is None or (fast := link.fast) is None:
+            return None
+        blocks = fast.move(opcode, descriptor, array)
+        if blocks is not None:
+            counters = self._counters
+            if opcode == _READ:
+                counters["reads"] += 1
+                counters["bytes_read"] += blocks.moved
+            else:
+                counters["writes"] += 1
+                counters["bytes_written"] += blocks.moved
+        return blocks
+
+    async def _await_rest(self, blocks: Blocks, call: str) -> None:
+        """Await what the fast path has just begun; or let the loop turn, for whatever else is ready."""
+        if blocks.done:
+            await asyncio.sleep(0)
+            return
+        link = self._link
+        assert link is not None and link.fast is not None and link.fast.grant is not None
+        try:
+            use = self._used(link, blocks, [link.fast.grant], [link.fast.memory])
+        except BaseException:
+            link.transport.abort()  # it may be in flight, and nothing says that its memory is used
+            raise
+        await self._finish(link, blocks, use, call)
+
+    async def _move_known(self, call: str, opcode: int, pairs: list[tuple[Described, Any]]) -> bool:
+        """Move these blocks, if the fast path knows all of them; returns whether it did."""
+        link = self._link
+        if link is None or (fast := link.fast) is None or link.is_over:
+            return False
+        blocks = new_list(None, opcode)
+        found = fast.fill(blocks, pairs)
+        if found is None:
+            return False
+        self._counters[f"{call}s"] += 1
+        await self._finish(link, blocks, self._used(link, blocks, *found), call)
+        return True
+
+    def _used(
+        self, link: Dialled, blocks: Blocks, grants: Collection[bytes], memories: Collection[Memory]
+    ) -> Use:
+        """What is used of the peer's memory and of ours, until this list ends."""
+        use = Use(link, self._find)
+        try:
+            for grant in grants:
+                remote = link.claimed(grant)
+                assert remote is not None
+                use.hold(grant, remote)
+            for memory in memories:
+                use.keep(memory)
+        except BaseException:
+            use.close()
+            raise
+        blocks.close_after(use)
+        return use
+
+    async def _finish(self, link: Dialled, blocks: Blocks, use: Use, call: str) -> None:
+        """Carry out what is left of a list, and count it."""
+        moved = blocks.moved
+        try:
+            await link.carry_out(blocks, use.remotes.values())
+        except (OSError, asyncio.CancelledError) as exc:
+            self._count_failure(exc)
+            raise
+        finally:
+            self._counters["bytes_read" if call == "read" else "bytes_written"] += blocks.moved - moved
+
+    def _count_failure(self, error: BaseException) -> None:
+        self._counters["failed" if isinstance(error, OSError) else "cancelled"] += 1
+
     async def _move(
         self,
         call: str,
@@ -258,8 +353,8 @@ class Peer:
             link = self._link
             if link is None or link.is_over or self._is_closed:
                 link = await self._linked()
-            use = _Use(link, self._find)
-            blocks = new_list(self._loop.create_future(), opcode)
+            use = Use(link, self._find)
+            blocks = new_list(None, opcode)
             try:
                 for described in [each[0] for each in checked]:
                     if described.nbytes and described.grant not in use.remotes:
@@ -284,11 +379,8 @@ class Peer:
                     )
                 await link.notify(number, notify)
                 counters["notifications"] += 1
-        except asyncio.CancelledError:
-            counters["cancelled"] += 1
-            raise
-        except OSError:
-            counters["failed"] += 1
+        except (OSError, asyncio.CancelledError) as exc:
+            self._count_failure(exc)
             raise
         finally:
             checked.clear()  # an error's traceback has this frame, and would keep the caller's memory exported
@@ -296,7 +388,7 @@ class Peer:
     def _fill(
         self,
         blocks: Blocks,
-        use: _Use,
+        use: Use,
         call: str,
         opcode: int,
         checked: list[tuple[Descriptor, Any, memoryview]],
@@ -362,6 +454,7 @@ class Peer:
             raise
         if self._link is not None:
             self._counters["claims"] += self._link.claims
+        link.open_fast_path(endpoint, self._find)
         self._link = link
         self._links.add(link)
         link.lost.add_done_callback(functools.partial(self._lost, link))  # which keeps this object meanwhile
@@ -377,74 +470,3 @@ class Peer:
 
     def _is_connected(self) -> bool:
         return self._link is not None and not self._link.lost.done()
-
-
-class _Use:
-    """What a list has until it ends: the peer's memory in use, and its own registered and alive.
-
-    :ivar remotes: the peer's memory, by its grant
-    """
-
-    __slots__ = (
-        "_find",
-        "_lkey",
-        "_memories",
-        "_memory",
-        "_regions",
-        "_registrations",
-        "_views",
-        "link",
-        "remotes",
-    )
-
-    def __init__(self, link: Dialled, find: Find) -> None:
-        self.link = link
-        self.remotes: dict[bytes, OfferedMemory] = {}
-        self._regions = link.regions
-        self._find = find
-        self._registrations: list[Registration] = []
-        self._memories: set[Memory] = set()
-        self._memory: Memory | None = None  # the last one, and its key: blocks that follow are often in it
-        self._lkey = 0
-        self._views: list[memoryview] = []
-
-    def hold(self, grant: bytes, remote: OfferedMemory) -> None:
-        """From now on the peer's memory is in use: its owner waits until it is not, for some time."""
-        if remote.revoked:
-            raise self.link.refusal(Why.ENDED)
-        self._regions.begin_use(remote._region)
-        self.remotes[grant] = remote
-
-    def register(self, array: Any, view: memoryview, writable: bool) -> int:
-        """The device's key to our memory."""
-        self._views.append(view)
-        address, nbytes = address_of(view), view.nbytes
-        if self._memory is not None and self._memory.serves(address, nbytes, writable):
-            return self._lkey
-        engine = self._regions.engine
-        memory = self._find(address, nbytes, writable)
-        if memory is None:
-            registration = engine.registrations.take(array, view)
-            self._registrations.append(registration)
-            return registration.lkey
-        if memory not in self._memories:
-            memory.begin_use(self)
-            self._memories.add(memory)
-        self._memory, self._lkey = memory, memory.registered.region_in(engine.pd).lkey
-        return self._lkey
-
-    def abort(self) -> None:
-        """End the list, by the end of the connection."""
-        self.link.transport.abort()
-
-    def close(self) -> None:
-        for registration in self._registrations:
-            registration.close()
-        for memory in self._memories:
-            memory.end_use(self)
-        for remote in self.remotes.values():
-            self._regions.end_use(remote._region)
-        self._registrations.clear()
-        self._memories.clear()
-        self._views.clear()
-        self._memory = None

@@ -232,6 +232,8 @@ async def test_our_own_memory_is_closed_while_its_use_does_not_end(
         registered = user.register(mine)
         await peer.read(described, into=mine)
         monkeypatch.setattr(Lists, "go_on", lambda self: None)
+        monkeypatch.setattr(Lists, "begin_at_once", lambda self, blocks: False)
+        peer._link.fast = None
         (reading,) = await begin(peer.read(described, into=mine))
         assert registered._uses
         await registered.close()
