@@ -62,13 +62,15 @@ class Answers:
             running.end_streams()
 
     def send_plain(self, running: Running, result: Any) -> None:
-        """The same as `send` for a result that is in the message, of a call without streams."""
+        """The same as `send` for a result that is in the message, of a call that streams none."""
         link, calls = self._link, self._book.calls
         if not link.is_over:
             reply = OutReply(running.number, result)
             running.counter.sent_bytes += link.send_alone(reply) if len(calls) == 1 else link.send(reply)
             del calls[running.number]
         running.call.is_over = True
+        if running.received is not None:
+            running.end_streams()
 
     async def reply(
         self, running: Running, held: list[Any], buffers: list[Buffer], timer: asyncio.TimerHandle | None
