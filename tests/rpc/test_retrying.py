@@ -181,6 +181,7 @@ async def test_the_end_of_a_wait(net: Net, name: str):
         calls = await begin(getattr(client, name)(), getattr(client, name)())
         await service.journal.until(name, 2)
         await idle(server)
+        await loop_turns(10)  # until the client has both answers, too
         calls[0].cancel()
         with pytest.raises(asyncio.CancelledError):
             await calls[0]
