@@ -101,14 +101,21 @@ async def _listen(fabric: Fabric, kind: Kind, run: Run) -> tuple[Any, list[Any]]
 
 
 async def heard(control: Control) -> None:
-    """Wait until the other side says something, or has gone, while the loop turns."""
+    """Wait until the other side says something, or has gone, while the loop turns.
+
+    :raises PerfError: Control.end_after() is over
+    """
     loop = asyncio.get_running_loop()
     if control.heard():
         return
     said = asyncio.Event()
     loop.add_reader(control.fileno(), said.set)
     try:
-        await said.wait()
+        async with asyncio.timeout(control.left_s()):
+            await said.wait()
+    except TimeoutError:
+        control.left_s()
+        raise
     finally:
         loop.remove_reader(control.fileno())
 
