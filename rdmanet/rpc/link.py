@@ -117,7 +117,7 @@ class Link(asyncio.Protocol):
         self._is_reading = True
         self._has_had_turn = False  # no more is handled in this turn
         self._in_turn = False  # something was written in this turn
-        self._had_one = True  # message in the last turn that was looked at
+        self._had_one = True  # message in the last turn that was looked at, sent or received
         self._collected: list[bytes | bytearray | memoryview] = []
         self._collected_bytes = 0
         self._long = LongWrites(loop, self._long_has_ended)
@@ -300,9 +300,12 @@ class Link(asyncio.Protocol):
 
     def _handle(self, data: bytes = b"") -> None:
         """Give the messages that have come to their handlers, as many as may be handled in this turn."""
-        handlers, framer = self._handlers, self._framer
+        handlers, framer, is_spent = self._handlers, self._framer, False
         try:
             messages = framer.feed(data)
+            is_spent = framer.budget <= 0  # before a handler that answers at once (send_alone)
+            if len(messages) > 1:
+                self._had_one = False
             if framer.unfinished_bytes != self._unfinished_bytes and self._on_unfinished is not None:
                 self._unfinished_bytes = framer.unfinished_bytes
                 self._on_unfinished(self._unfinished_bytes)
@@ -318,7 +321,7 @@ class Link(asyncio.Protocol):
         except Exception as exc:  # a mistake of ours: the connection cannot go on, and the peer need not wait
             logger.error("the connection with %s is ended", self.peer, exc_info=exc)
             self.abort(exc)
-        if framer.budget <= 0 and not self.is_over:
+        if is_spent and not self.is_over:
             self._end_turn()
 
     def _end_turn(self) -> None:

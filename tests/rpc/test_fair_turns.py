@@ -10,7 +10,7 @@ from net import Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import link
-from rdmanet.rpc.messages import Cancel, Framer, OutItem, Ping, Release, frame
+from rdmanet.rpc.messages import Call, Cancel, Framer, OutItem, OutReply, Ping, Release, frame
 from tests.support.waiting import loop_turns
 
 
@@ -100,6 +100,20 @@ async def test_a_call_by_itself_costs_no_turn_more(net: Net, monkeypatch: pytest
     for _ in range(2):
         assert len(await asyncio.gather(*map(client.add, range(30)))) == 30
     assert {channel(client).link, callee(server).link} == set(turns)
+
+
+@pytest.mark.parametrize("nbytes", [1, 30 << 10])
+async def test_answers_at_once(net: Net, nbytes: int, monkeypatch: pytest.MonkeyPatch):
+    """By the handler itself, as eager tasks give them: the link goes on in the next turn, and joins the answers."""
+    client, server = await net.pair(Adder())
+    await client.put(b"")
+    here = callee(server).link
+    here._handlers[Call] = lambda call: here.send_alone(OutReply(call.number, 7))  # type: ignore[index]
+    turns: list[link.Link] = []
+    turn_ends = link.Link._turn_ends
+    monkeypatch.setattr(link.Link, "_turn_ends", lambda this: turns.append(this) or turn_ends(this))
+    assert await asyncio.gather(*(client.put(bytes(nbytes)) for _ in range(300))) == [7] * 300
+    assert here in turns
 
 
 async def test_messages_of_many_bytes_count_more(net: Net):
