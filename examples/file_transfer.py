@@ -57,8 +57,7 @@ async def receive_content(path: Path, reader: asyncio.StreamReader) -> str:
 
 
 async def receive_one(directory: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    # It has a unique name until it is complete: two clients may send the same file at once.
-    unfinished = directory / f".{secrets.token_hex(8)}.part"
+    unfinished = directory / f".{secrets.token_hex(8)}.part"  # two clients may send the same file at once
     try:
         name = checked(await asyncio.wait_for(reader.readline(), SILENCE))
         if ROOM.locked():

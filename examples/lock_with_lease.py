@@ -64,9 +64,7 @@ class Lock:
     async def keep(self) -> None:
         mine = self.word
         if await self.swap(mine, self.lease()) != mine:
-            raise TimeoutError(
-                f"client {self.number} has lost the lock: its lease was over, and another took it"
-            )
+            raise TimeoutError(f"client {self.number} has lost the lock: its lease was over, another took it")
 
     async def give_back(self) -> None:
         await self.swap(self.word, 0)  # not if it is another's by now
@@ -103,9 +101,7 @@ async def hold(number: int, host: str, port: int, seconds: float) -> None:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     server, holder = commands.add_parser("serve"), commands.add_parser("hold")
     holder.add_argument("number", type=int)
