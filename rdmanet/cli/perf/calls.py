@@ -10,6 +10,7 @@ from typing import Any
 
 from rdmanet import rpc
 from rdmanet._core import Histogram
+from rdmanet.base.pause import pause
 from rdmanet.cli.perf.conditions import Usage
 from rdmanet.cli.perf.control import Address, Control, Done, Go, Run, Stop
 from rdmanet.cli.perf.kinds import KINDS
@@ -129,7 +130,7 @@ async def _call(
             await client.echo(data)
             schedule.answered(clock())
             while left := schedule.left_s():
-                await asyncio.sleep(left)
+                await pause(asyncio.get_running_loop(), left)
 
     if rate:
         await at_rate()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rdmanet.base.pause import pause
 from rdmanet.cli.workloads import BufferedPinger, Pinger, Report, StreamPinger, finish_streams
 
 
@@ -106,6 +107,6 @@ class PacedStreamPinger(StreamPinger):
             if schedule.answered(clock()) or schedule.due_s >= self.deadline_s:
                 break
             while left := schedule.left_s():
-                await asyncio.sleep(left)
+                await pause(asyncio.get_running_loop(), left)
         self.cpu_s += time.process_time()
         return await finish_streams(reader, writer)
