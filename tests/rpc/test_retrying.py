@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from net import Journal, Net, channel, failure, idle
+from net import Journal, Net, channel, failure
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
@@ -180,8 +180,7 @@ async def test_the_end_of_a_wait(net: Net, name: str):
     async with net.connecting(Flaky, server, retry=SLOW) as client:
         calls = await begin(getattr(client, name)(), getattr(client, name)())
         await service.journal.until(name, 2)
-        await idle(server)
-        await loop_turns(10)  # until the client has both answers, too
+        await until_seen(lambda: rpc.stats(client)[name].ended.get("ABORTED") == 2)  # both wait
         calls[0].cancel()
         with pytest.raises(asyncio.CancelledError):
             await calls[0]
