@@ -327,14 +327,34 @@ static void a_ring_is_scribbled_over(void)
 	part(&other, ids);
 }
 
-/* Tokens that stand for nothing, and never end, do not keep a reader that does not wait, whatever the other makes of the
- * open file. */
+static void fill(int fd)
+{
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+
+	while (poll(&room, 1, 0) == 1)
+		rn_eventfd_add(fd);
+}
+
+static int count_unread(void)
+{
+	const struct rn_cm_event *event;
+	int count = 0;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	for (event = ((struct rn_cm_channel *)channel)->events; event; event = event->next)
+		count++;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return count;
+}
+
+/* Tokens that stand for nothing, and never end, do not keep a reader that does not wait, and where no more has room, the
+ * engine goes on: whatever the other makes of the open file. */
 static void the_channel_is_flooded(void)
 {
 	struct rdma_event_channel *before = channel;
 	struct rdma_cm_id *ids[2], *its = listener;
 	struct rdma_cm_event *event;
-	uint64_t many = 1ull << 40;
+	uint64_t many = UINT64_MAX - 1024;
 	uint16_t at = port;
 	struct other other;
 
@@ -346,6 +366,14 @@ static void the_channel_is_flooded(void)
 	CHECK(write(channel->fd, &many, sizeof many) == sizeof many);
 	CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
 	tell(&other, 'q');
+	destroy(next_request());
+
+	tell(&other, 't'); /* what follows comes by the link */
+	fill(channel->fd);
+	tell(&other, 'Q');
+	tell(&other, 'Q');
+	EVENTUALLY(count_unread() == 2); /* the engine did not wait for room */
+	destroy(next_request());
 	destroy(next_request());
 	part(&other, ids);
 	CHECK(!rdma_destroy_id(listener));

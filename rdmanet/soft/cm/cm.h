@@ -78,6 +78,7 @@ struct rn_cm_channel {
 	unsigned epoch;
 	struct rn_cm_event *events, **events_end; /* not read yet */
 	uint32_t number;     /* by which linked processes wake who reads it (link.c); 0: none does */
+	_Atomic bool is_shared;   /* it had a number */
 	_Atomic bool never_waits; /* objects/channel.h */
 	_Atomic int reader;  /* the thread that last called rdma_get_cm_event */
 	_Atomic bool inside; /* and whether it is still in that call */

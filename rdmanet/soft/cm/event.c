@@ -125,11 +125,18 @@ RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channe
 
 /* --- queueing ----------------------------------------------------------------------------------- */
 
+/* Linked processes that know the channel may have filled it, and have made writing wait. */
 static void add_tokens(struct rn_cm_channel *channel, uint64_t count)
 {
-	ssize_t written = write(channel->channel.fd, &count, sizeof count);
+	ssize_t written;
 
-	(void)written; /* fails only if the program closed the descriptor */
+	if (!channel->is_shared) {
+		written = write(channel->channel.fd, &count, sizeof count);
+		(void)written; /* fails only if the program closed the descriptor */
+		return;
+	}
+	while (count--)
+		rn_eventfd_add(channel->channel.fd);
 }
 
 void rn_cm_lock_to_tell(void)

@@ -123,6 +123,7 @@ uint32_t rn_cm_link_number(const struct rn_cm_id *id)
 		return channel->number;
 	if (!(fcntl(channel->channel.fd, F_GETFL) & O_NONBLOCK))
 		return 0;
+	channel->is_shared = true; /* before any other process learns of it */
 	number = rn_channel_register(channel->channel.fd, &channel->never_waits);
 	if (number != RN_NO_CHANNEL)
 		channel->number = number;
