@@ -55,14 +55,41 @@ static _Atomic uint64_t *turn(int back)
 	return (_Atomic uint64_t *)(rn_arena + ring->offset + (ring->position - (unsigned)back) % SLOTS * SLOT);
 }
 
+/* Fill the ring with requests for a listener that is not there, each of which is answered by the link. */
+static void ask_in_vain(struct process *process)
+{
+	enum { TOKEN = 1, WHAT = 4, LENGTH = 5 };
+	static uint64_t token;
+	struct ring *ring = &process->mail_out;
+
+	for (;;) {
+		char *slot = rn_arena + ring->offset + ring->position % SLOTS * SLOT;
+		_Atomic uint64_t *its_turn = (_Atomic uint64_t *)slot;
+
+		if (atomic_load(its_turn) != ((uint64_t)ring->nonce << 32 | ring->position))
+			break;
+		memset(slot + sizeof *its_turn, 0, SLOT - sizeof *its_turn);
+		((uint64_t *)slot)[TOKEN] = ++token;
+		((uint32_t *)slot)[WHAT] = RN_CM_LINK_ASKS;
+		((uint32_t *)slot)[LENGTH] = sizeof(struct rn_cm_link_request);
+		ring->position++;
+		atomic_store(its_turn, (uint64_t)ring->nonce << 32 | ring->position);
+	}
+	for (unsigned i = 0; i < process->channel_count; i++)
+		if (process->channels[i].fd >= 0)
+			rn_eventfd_add(process->channels[i].fd);
+}
+
 /* n: connect; q, Q: ask, by mail or not; a: await the answer of what was asked, and say which event it is; l: destroy the last one;
  * s: scribble over the length of what was written last; t: over the word that says whose the next slot is;
+ * v, V: ask in vain, and read no answers from then on; read them;
  * o: say that our ring lies where none can be; k: end at once, by a signal; e: the end. */
 static void client(int fd)
 {
 	struct rdma_event_channel *events = new_channel();
 	struct rdma_cm_id *ids[4 * FEW];
 	struct rdma_cm_event *event;
+	struct process *deaf_to = NULL;
 	struct rn_link_message message;
 	struct link *link;
 	unsigned count = 0;
@@ -111,6 +138,16 @@ static void client(int fd)
 				CHECK(!rn_send(&link->source, &link->out, &message, NULL, 0, -1));
 				pthread_mutex_unlock(&rn_peers.lock);
 			}
+			break;
+		case 'v':
+			if (!deaf_to) {
+				deaf_to = writer();
+				pthread_mutex_lock(&rn_peers.lock); /* for which the engine waits before it reads */
+			}
+			ask_in_vain(deaf_to);
+			break;
+		case 'V':
+			pthread_mutex_unlock(&rn_peers.lock);
 			break;
 		case 'k':
 			raise(SIGKILL);
@@ -327,6 +364,40 @@ static void a_ring_is_scribbled_over(void)
 	part(&other, ids);
 }
 
+static int count_answers(void)
+{
+	int count = 0;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (const struct inbound *inbound = rn_peers.inbound; inbound; inbound = inbound->next)
+		for (const struct packet *packet = inbound->out.first; packet; packet = packet->next)
+			count++;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return count;
+}
+
+/* Who asks, and does not read the answers, is not heard until it does: they are few. */
+static void it_does_not_listen(void)
+{
+	enum { MORE = 4 };
+	struct rdma_cm_id *ids[2], *id;
+	struct other other = meet(ids);
+	struct rdma_cm_event *event;
+
+	for (int more = 0; more < MORE; more += count_answers() > 0) { /* some fit into the socket */
+		tell(&other, 'v');
+		CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
+	}
+	CHECK(count_answers() == 1);
+	tell(&other, 'V');
+	EVENTUALLY(!count_answers() && !rn_peers_have_mail());
+	id = let_in(&other);
+	tell(&other, 'L');
+	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	destroy(id);
+	part(&other, ids);
+}
+
 static void fill(int fd)
 {
 	struct pollfd room = {.fd = fd, .events = POLLOUT};
@@ -417,6 +488,7 @@ int main(void)
 	RUN(the_listener_goes);
 	RUN(the_writer_is_killed);
 	RUN(a_ring_is_scribbled_over);
+	RUN(it_does_not_listen);
 	RUN(the_channel_is_flooded);
 	RUN(a_channel_that_waits);
 	CHECK(!rdma_destroy_id(listener));

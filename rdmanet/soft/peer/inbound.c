@@ -248,7 +248,7 @@ static void on_want_channel(struct inbound *inbound)
 	if (!wants_event)
 		forget(inbound->channels, &inbound->channel_count, id);
 	answer(inbound, RN_LINK_CHANNEL, id, 0, NULL, 0, -1);
-	rn_mail_hear(inbound->process); /* the channel may be gone that was to wake its reader */
+	rn_mail_hear(inbound->process, false); /* the channel may be gone that was to wake its reader */
 }
 
 static void on_request(struct inbound *inbound)
@@ -284,7 +284,7 @@ static void on_by_stream(struct inbound *inbound)
 
 static void on_connection(struct inbound *inbound)
 {
-	rn_mail_hear(inbound->process); /* which was written before */
+	rn_mail_hear(inbound->process, true); /* which was written before */
 	pthread_mutex_unlock(&rn_peers.lock);
 	rn_peers_hear(inbound->process, rn_inbox.message.value, (uint64_t)rn_inbox.message.size, rn_inbox.bytes,
 		      rn_inbox.length);
@@ -318,7 +318,7 @@ void rn_inbound_last_words(struct process *process)
 
 	while (inbound && inbound->process != process)
 		inbound = inbound->next;
-	rn_mail_hear(process);
+	rn_mail_hear(process, true);
 	for (int i = 0; inbound && i < MOST && rn_receive(inbound->source.fd, false) == ARRIVED; i++) {
 		if (rn_inbox.message.type == RN_LINK_CONNECTION)
 			on_connection(inbound);
@@ -332,8 +332,11 @@ static void inbound_ready(struct rn_source *source, uint32_t epoll_events)
 	bool serve = true, has_introduced_itself = false;
 
 	pthread_mutex_lock(&rn_peers.lock);
-	if (epoll_events & EPOLLOUT)
+	if (epoll_events & EPOLLOUT) {
 		rn_outbox_flush(&inbound->source, &inbound->out);
+		if (inbound->process)
+			rn_mail_hear(inbound->process, false);
+	}
 	if (inbound->out.first && !(epoll_events & (EPOLLHUP | EPOLLERR)))
 		goto out;
 	switch (rn_receive(source->fd, false)) {
@@ -342,7 +345,7 @@ static void inbound_ready(struct rn_source *source, uint32_t epoll_events)
 	case ENDED:
 		serve = false;
 		if (inbound->process)
-			rn_mail_hear(inbound->process);
+			rn_mail_hear(inbound->process, true);
 		break;
 	case ARRIVED:
 		if (is_challenged(inbound)) {

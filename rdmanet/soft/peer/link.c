@@ -213,7 +213,7 @@ static void on_welcome(struct link *link)
 		give_up(peer); /* but rn_peer_tell_stream may still be used */
 	else
 		peer_is_ready(peer, process);
-	rn_mail_hear(process); /* what it has said before its arena was here */
+	rn_mail_hear(process, false); /* what it has said before its arena was here */
 }
 
 /* --- what comes over it ------------------------------------------------------------------------- */
@@ -242,7 +242,7 @@ static void on_answer(struct process *process)
 
 static void on_connection(struct process *process)
 {
-	rn_mail_hear(process); /* which was written before */
+	rn_mail_hear(process, false); /* which was written before */
 	pthread_mutex_unlock(&rn_peers.lock);
 	rn_peers_hear(process, rn_inbox.message.value, (uint64_t)rn_inbox.message.size, rn_inbox.bytes, rn_inbox.length);
 	pthread_mutex_lock(&rn_peers.lock);

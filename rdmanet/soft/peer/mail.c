@@ -18,6 +18,9 @@
  * Order.  What is said by the link wakes the engine, which first hears the mail that was written before.  So who says
  * something by the link because the ring is full says all that follows by the link (cm/link.c).
  *
+ * A reader that has answers for the writer which the writer does not take hears no more of its mail than of its link
+ * (inbound.c), until they are gone: who asks and never listens does not fill our memory.
+ *
  * Nobody may read it any more: the channel that was rung is destroyed, or has another number; the reader gives up our
  * arena, or we give up the link.  Then the writer takes back what was not read, and says it by the link, and what it says
  * next in another ring.  Who asks for a channel that is gone (channels.c) is heard at once.
@@ -169,7 +172,7 @@ void rn_on_mail(struct process *process)
 		return;
 	}
 	process->mail_in = ring;
-	rn_mail_hear(process);
+	rn_mail_hear(process, false);
 }
 
 static bool has_mail(const struct process *process)
@@ -179,6 +182,15 @@ static bool has_mail(const struct process *process)
 	return ring->offset && process->arena && process->arena_size == RN_ARENA_SIZE && !process->dead &&
 	       atomic_load_explicit(&slot_of(process->arena, ring, ring->position)->turn, memory_order_acquire) ==
 		       turn(ring, ring->position + 1);
+}
+
+static bool takes_answers(const struct process *process)
+{
+	const struct inbound *inbound = rn_peers.inbound;
+
+	while (inbound && (inbound->process != process || !inbound->out.first))
+		inbound = inbound->next;
+	return !inbound;
 }
 
 /* The next one, whose slot becomes the writer's again. False: the writer has taken it back. */
@@ -196,12 +208,12 @@ static bool take(struct process *process, struct letter *letter)
 	return atomic_compare_exchange_strong(&slot->turn, &filled, turn(ring, ring->position - 1 + SLOTS));
 }
 
-void rn_mail_hear(struct process *process)
+void rn_mail_hear(struct process *process, bool is_last)
 {
 	struct letter letter;
 
 	process->peers_count++; /* it stays */
-	for (int i = 0; i < SLOTS && has_mail(process); i++) {
+	for (int i = 0; i < SLOTS && has_mail(process) && (is_last || takes_answers(process)); i++) {
 		if (!take(process, &letter))
 			continue;
 		if (letter.length > ROOM) {
@@ -217,12 +229,12 @@ void rn_mail_hear(struct process *process)
 	rn_process_let_go(process);
 }
 
-/* With the lock held: a process that has mail, and was not heard in this round; 0: in any. */
+/* With the lock held: a process that has mail which may be heard, and was not heard in this round; 0: in any. */
 static struct process *find_writer(unsigned round)
 {
 	struct process *process = rn_peers.processes;
 
-	while (process && ((round && process->round == round) || !has_mail(process)))
+	while (process && ((round && process->round == round) || !has_mail(process) || !takes_answers(process)))
 		process = process->next;
 	return process;
 }
@@ -246,7 +258,7 @@ void rn_peers_hear_mail(void)
 	round = ++rn_peers.round;
 	while ((process = find_writer(round))) {
 		process->round = round;
-		rn_mail_hear(process);
+		rn_mail_hear(process, false);
 	}
 	pthread_mutex_unlock(&rn_peers.lock);
 }

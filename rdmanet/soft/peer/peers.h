@@ -407,9 +407,10 @@ void rn_peers_tell_segment_gone(uint32_t segment_id); /* those who fetched it */
 
 /* --- mail.c -------------------------------------------------------------------------------- */
 
-/* What rn_inbox says of another process's ring; hear what lies in it: on the engine. */
+/* What rn_inbox says of another process's ring; hear what lies in it, if the process takes our answers, or it is the last
+ * that it has said: on the engine. */
 void rn_on_mail(struct process *process);
-void rn_mail_hear(struct process *process);
+void rn_mail_hear(struct process *process, bool is_last);
 /* It may not read what we wrote: say it by the link. */
 void rn_mail_take_back(struct process *process);
 void rn_mail_close(struct process *process); /* the same, and our link to it ends */
