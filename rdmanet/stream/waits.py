@@ -9,6 +9,9 @@ which they began, so there is one line for each length, and the first of a line 
 is set for the earliest of these. It stays as it is when that wait ends: it expires then, finds nothing, and is set for
 the earliest that is left.
 
+Mostly there are a few lengths. But a program that passes what is left of a deadline as ``connect_timeout`` has another
+one each time. So there are at most LINES_MAX lines, and any further wait has its own timer.
+
 A blocking stream's loop runs only while it is not idle (streams/private_loop.py), and a timer that stays would have it
 run for nothing. It has few waits, and each has its own timer.
 """
@@ -23,6 +26,8 @@ from typing import Any, Final
 
 RESOLUTION_S: Final = 0.001
 """A timer of uvloop may be that early."""
+LINES_MAX: Final = 32
+"""How many lengths may have a line."""
 
 
 class Wait:
@@ -78,10 +83,10 @@ class Waits:
         self, seconds: float, call: Callable[..., object], *arguments: Any
     ) -> Wait | asyncio.TimerHandle:
         """Call this after so many seconds, unless the wait is cancelled before."""
-        if self._has_timers:
-            return self._loop.call_later(seconds, call, *arguments)
         line = self._lines.get(seconds)
         if line is None:
+            if self._has_timers or not self._has_room():
+                return self._loop.call_later(seconds, call, *arguments)
             line = self._lines[seconds] = {}
         over = self._loop.time() + seconds
         wait = Wait(line, over, call, arguments)
@@ -90,8 +95,14 @@ class Waits:
             self._set_timer(over)
         return wait
 
+    def _has_room(self) -> bool:
+        """Whether there may be one line more."""
+        if len(self._lines) == LINES_MAX:
+            self._lines = {seconds: line for seconds, line in self._lines.items() if line}
+        return len(self._lines) < LINES_MAX
+
     def close(self) -> None:
-        """Forget them all."""
+        """Forget them all, but for those with a timer of their own."""
         for line in self._lines.values():
             line.clear()
         self._lines.clear()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rdmanet.stream.waits import Waits
+from rdmanet.stream.waits import LINES_MAX, Waits
 
 
 class Loop:
@@ -19,6 +19,9 @@ class Loop:
 
     def call_soon(self, call, *arguments):
         self.soon.append((call, arguments))
+
+    def call_later(self, seconds, call, *arguments):
+        return self.call_at(self.now + seconds, lambda: call(*arguments))
 
     def call_at(self, when, call):
         timer = Timer(when, call)
@@ -102,6 +105,24 @@ def test_the_timer_goes_on_to_the_eldest_that_is_left():
     assert over == ["second"]
 
 
+def test_lengths_that_all_differ_have_few_lines():
+    """So do those that are what is left of a deadline."""
+    loop, over = Loop(), []
+    waits = Waits(loop)
+    for number in range(1000):
+        waits.begin(10.0 + number, over.append, number).cancel()
+        assert len(waits._lines) <= LINES_MAX
+    assert not loop.pending[1:]
+    begun = [waits.begin(10.0 + number, over.append, number) for number in range(1000)]
+    assert len(waits._lines) <= LINES_MAX
+    for wait in begun[500:]:
+        wait.cancel()
+    for number in range(1000):
+        loop.advance(110.0 + number)
+        assert over == list(range(min(number + 1, 500)))
+    assert not waits._lines and not loop.pending
+
+
 def test_who_is_cancelled_in_the_turn_in_which_its_time_is_up_is_not_called():
     loop, over = Loop(), []
     waits = Waits(loop)
@@ -152,9 +173,6 @@ def test_what_one_raises_does_not_keep_the_others_from_their_end():
 def test_no_timer_stays_on_a_loop_that_runs_only_while_it_is_not_idle():
     class Private(Loop):
         idle = False
-
-        def call_later(self, seconds, call, *arguments):
-            return self.call_at(self.now + seconds, lambda: call(*arguments))
 
     loop, over = Private(), []
     waits = Waits(loop)
