@@ -22,6 +22,7 @@ import asyncio
 import contextvars
 import math
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, Final
 
 RESOLUTION_S: Final = 0.001
@@ -70,11 +71,12 @@ class Wait:
 class Waits:
     """The waits of one loop."""
 
-    __slots__ = ("_has_timers", "_lines", "_loop", "_timer", "_timer_at")
+    __slots__ = ("_due", "_has_timers", "_lines", "_loop", "_timer", "_timer_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lines: dict[float, dict[Wait, None]] = {}  # by length
+        self._due: dict[Wait, None] = {}  # whose time is up, and that are called in this turn of the loop
         self._has_timers = hasattr(loop, "idle")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -103,7 +105,7 @@ class Waits:
 
     def close(self) -> None:
         """Forget them all, but for those with a timer of their own."""
-        for line in self._lines.values():
+        for line in (*self._lines.values(), self._due):
             line.clear()
         self._lines.clear()
         if self._timer is not None and not self._loop.is_closed():
@@ -120,16 +122,13 @@ class Waits:
     def _expired(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now, earliest = self._loop.time() + RESOLUTION_S, math.inf
-        due: dict[Wait, None] = {}
         for seconds, line in list(self._lines.items()):
-            while line:
-                wait = next(iter(line))
-                if wait.over > now:
-                    earliest = min(earliest, wait.over)
-                    break
+            for wait in list(takewhile(lambda wait: wait.over <= now, line)):
                 del line[wait]
-                wait.line, due[wait] = due, None
+                wait.line, self._due[wait] = self._due, None
                 self._loop.call_soon(wait.run)  # by itself: if it raises, the others are not affected
+            if line:
+                earliest = min(earliest, next(iter(line)).over)
             else:
                 del self._lines[seconds]
         if earliest < math.inf:

@@ -191,3 +191,12 @@ def test_closed_waits_are_never_over():
     loop.advance(200.0)
     assert not over and wait.cancelled()
     wait.cancel()
+
+
+def test_nor_are_those_whose_time_was_up_in_the_turn_in_which_they_are_closed():
+    loop, over = Loop(), []
+    waits = Waits(loop)
+    waits.begin(10.0, waits.close)
+    waits.begin(10.0, over.append, "ten")
+    loop.advance(110.0)
+    assert not over
