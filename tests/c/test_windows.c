@@ -2,6 +2,8 @@
 /* Memory windows of both types, and their invalidation from here and from there. */
 #include "pair.h"
 
+#include "calm.h"
+#include "objects/qp.h"
 #include "processes.h"
 
 enum { WRITE_READ = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
@@ -495,8 +497,11 @@ static void test_without_a_peer(void)
 			expect(a.cq, 1, IBV_WC_SUCCESS);
 			expect(a.cq, 2, IBV_WC_SUCCESS);
 		}
-		/* But it waits for its turn. */
+		/* But it waits for its turn. Only a peer that was there is not looked for all the time. */
+		occupy_engine();
 		CHECK_EQ(post_send(&a, 3, 0, 8), 0);
+		CHECK(by_stream() || (rn_qp(a.qp)->backoff_ns > 1000000) == (when == AFTERWARDS));
+		release_engine();
 		post_bind(&a, 4, mw);
 		expect(a.cq, 3, IBV_WC_RETRY_EXC_ERR);
 		expect(a.cq, 4, IBV_WC_WR_FLUSH_ERR);

@@ -146,11 +146,11 @@ static void wait_until_due(struct rn_qp *qp)
 	rn_timer_set(&qp->timer, due_ns > now ? due_ns - now : 0);
 }
 
-/* A queue pair that is not there yet will be soon. One that was there is mostly gone for good: look only so often that the
- * request fails in time, as each look wakes the engine. */
+/* A queue pair that is not there yet will be soon. One that was found and went does not come back as the same (rn_enter()):
+ * look only so often that the request fails in time, as each look wakes the engine. */
 static uint64_t first_backoff_ns(const struct rn_qp *qp, enum rn_wait why)
 {
-	bool was_there = why == RN_WAIT_PEER && qp->sq_executed && !qp->ud && !qp->uses_tcp;
+	bool was_there = why == RN_WAIT_PEER && qp->responder.found && !qp->uses_tcp;
 
 	return was_there ? LAST_BACKOFF_NS : FIRST_BACKOFF_NS;
 }
