@@ -66,8 +66,8 @@ def loop_factory(
     """A new event loop whose connections take RDMA where both sides can, and TCP elsewhere.
 
     It needs no arguments, so it can be given to whatever asks for a loop factory: ``asyncio.Runner(loop_factory=)``,
-    ``uvicorn --loop rdmanet:loop_factory``. ``base`` is a loop's class, or what makes the loop: by default uvloop's
-    where uvloop is installed, else asyncio's.
+    ``uvicorn --loop rdmanet:loop_factory``. With arguments, give it a function that calls this one. ``base`` is the
+    class of a loop, or what makes the loop: by default uvloop's where uvloop is installed, else asyncio's.
 
     ``peers`` says who may be reached by RDMA, as RDMANET_PEERS does: "auto" (the default), or patterns, separated by
     spaces or commas, of hosts or networks with or without ports, such as "10.0.0.0/8 db.example.org:6379". With "!"
@@ -107,6 +107,10 @@ def patch_loop(
 
 def _new_loop(base: Base | None, settings: Settings) -> asyncio.AbstractEventLoop:
     make = base or _default_base()
+    if isinstance(make, asyncio.AbstractEventLoop):
+        raise TypeError(
+            f"{make!r} is a loop, not what makes one: give its class, or a function that makes it"
+        )
     if isinstance(make, type):
         # To give a loop another class later makes each attribute of it slower. switch_on() says what is no loop.
         with contextlib.suppress(TypeError):

@@ -1,6 +1,7 @@
 """The switch: connections take RDMA where both sides can, TCP elsewhere, and say which and why."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -134,6 +135,14 @@ def test_a_loop_that_exists_is_patched(base):
 def test_other_loops_cannot_be_switched():
     with pytest.raises(TypeError, match="cannot be switched to RDMA"):
         rdmanet.patch_loop(asyncio.AbstractEventLoop())
+
+
+def test_a_loop_where_its_factory_is_asked_for_is_an_error(base):
+    with contextlib.closing(base()) as loop:
+        with pytest.raises(TypeError, match="is a loop, not what makes one: give its class"):
+            rdmanet.loop_factory(loop)
+        with pytest.raises(TypeError, match="is a loop, not what makes one"):
+            rdmanet.run(loops_and_a_server(), loop_factory=loop)
 
 
 @pytest.mark.parametrize("wrong", [{"peers": ":80"}, {"lost_peer": "x"}])
