@@ -1,8 +1,8 @@
 """What a loop has in its switch's place when it cannot have one: every connection and server is TCP's.
 
 The modules of RDMA are imported with a loop's first connection or server. A program may have given up its rights until
-then, or have gone where it cannot read them (chroot). TCP serves such a program, and the log says why. So this module
-is imported before that, and imports nothing.
+then, or have gone where it cannot read them (chroot); or the global lock is kept off, and the compiled ones refuse.
+TCP serves such a program, and the log says why. So this module is imported before that, and imports nothing.
 
 ``TcpAlone`` has what the loop's methods (mixin.py) ask of a ``Switch`` and its parts.
 """
@@ -23,8 +23,8 @@ logger = logging.getLogger("rdmanet")
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 OUT_OF_REACH = (
-    "rdmanet's modules cannot be imported any more ({}): make a server or a connection before the program gives up the "
-    "right to read them"
+    "rdmanet's modules cannot be imported: {}. If the program gives up the right to read them, make a server or a "
+    "connection before that"
 )
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
