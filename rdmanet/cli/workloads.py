@@ -59,6 +59,13 @@ class _Server(asyncio.BaseProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
+    def pause_writing(self) -> None:
+        """The client does not read: neither does this, which would keep all answers."""
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.transport.resume_reading()
+
     def eof_received(self) -> None:
         self.transport.write(self.meter.report())  # and the transport closes once it has written that
 

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 import rdmanet
+from rdmanet.cli import workloads
+from rdmanet.cli.fabrics import FABRICS, forget, loop_factory
 from rdmanet.cli.perf import client as perf_client
 from rdmanet.cli.perf import guard
 from rdmanet.cli.perf import server as perf_server
@@ -159,6 +161,39 @@ def test_a_run_by_number_ends_at_the_limit_too(monkeypatch, kind):
             said = executor.submit(say_go)
             perf_server.session(control, Place(), None, asyncio.new_event_loop, guard=limits)
             said.result()
+
+
+@pytest.mark.parametrize("over", ["rdmanet", "tcp", "unix"])
+@pytest.mark.parametrize("echo", [workloads.Echo, workloads.BufferedEcho])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_echo_waits_for_a_client_that_reads_nothing(over, echo, loop):
+    """It would keep all that the client sends."""
+    nbytes = 1 << 25
+
+    async def flood():
+        paused = asyncio.Event()
+        echoes = []
+
+        class Watched(echo):
+            def pause_writing(self):
+                super().pause_writing()
+                echoes.append(self)
+                paused.set()
+
+        server, address = await FABRICS[over]().listen(Watched)
+        reader, writer = await FABRICS[over]().open_streams(address)
+        writer.write(bytes(nbytes))
+        await paused.wait()
+        assert not echoes[0].transport.is_reading()
+        assert len(await reader.readexactly(nbytes)) == nbytes
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        forget(address)
+        await server.wait_closed()
+
+    with asyncio.Runner(loop_factory=loop_factory(loop)[0]) as runner:
+        runner.run(flood())
 
 
 def test_a_client_makes_room_for_the_next(monkeypatch):
