@@ -16,7 +16,7 @@ import rdmanet
 from rdmanet.cli import workloads
 from rdmanet.cli.fabrics import FABRICS, forget, loop_factory
 from rdmanet.cli.perf import client as perf_client
-from rdmanet.cli.perf import guard
+from rdmanet.cli.perf import guard, streams
 from rdmanet.cli.perf import server as perf_server
 from rdmanet.cli.perf.control import (
     Address,
@@ -161,6 +161,37 @@ def test_a_run_by_number_ends_at_the_limit_too(monkeypatch, kind):
             said = executor.submit(say_go)
             perf_server.session(control, Place(), None, asyncio.new_event_loop, guard=limits)
             said.result()
+
+
+@pytest.mark.parametrize("kind", ["stream_lat", "stream_bw"])
+def test_a_client_that_keeps_its_connection(monkeypatch, kind):
+    """The session goes on without it."""
+    monkeypatch.setattr(streams, "CLOSE_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(Control(ours)) as control, contextlib.closing(Control(theirs)) as client:
+
+        async def keep():
+            client.send(Hello(rdmanet.__version__, 1))
+            client.send(Run(kind, 64, Settings()))
+            client.receive(Hello)
+            address = client.receive(Address).where
+            client.receive(Go)
+            client.send(Go())
+            _, writer = await FABRICS["rdmanet"]().open_streams(address)
+            try:
+                client.send(Stop())
+                client.receive(Done)
+                client.send(Run("nonsense", 64, Settings()))
+                with pytest.raises(PerfError, match="there is no test 'nonsense'"):
+                    client.receive(Done)
+            finally:
+                client.close()
+                writer.transport.abort()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            kept = executor.submit(asyncio.run, keep())
+            perf_server.session(control, Place(), None, asyncio.new_event_loop)
+            kept.result()
 
 
 @pytest.mark.parametrize("over", ["rdmanet", "tcp", "unix"])

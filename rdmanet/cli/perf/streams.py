@@ -9,6 +9,7 @@ answer.
 """
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -43,6 +44,8 @@ SAMPLE_S = 0.1
 ENDLESS_S = 86400.0
 LATEST_S = 30.0
 """So long after its time a run is given up."""
+CLOSE_S = 5.0
+"""How long the server waits for the client to close its connections."""
 
 
 def own_address(control: Control) -> str:
@@ -80,7 +83,7 @@ async def serve(control: Control, run: Run) -> None:
     finally:
         server.close()
         forget(address)
-        await server.wait_closed()
+        await closed(server)
 
 
 def _fabric(kind: Kind, run: Run, **options: Any) -> Fabric:
@@ -118,6 +121,13 @@ async def heard(control: Control) -> None:
         raise
     finally:
         loop.remove_reader(control.fileno())
+
+
+async def closed(server: Any) -> None:
+    """Wait until the connections have ended. A client can keep its own: those end with the loop."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await server.wait_closed()
 
 
 # ---- The client ----------------------------------------------------------------------------------------------
