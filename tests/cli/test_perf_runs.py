@@ -49,6 +49,12 @@ def test_messages_at_a_rate(planned, loop):
         assert result["seconds"] > 0.09
 
 
+def test_the_time_ends_before_the_next_message_is_due(planned):
+    lines = [f"tcp_lat --api {api}" for api in APIS]
+    for result in planned([*lines, "rpc_tcp_lat"], "-D", "0.1", "--rate", "0.01"):
+        assert result["messages"] == 1 and result["seconds"] < 50
+
+
 def test_first_messages(planned, loop):
     lines = [f"stream_lat tcp_lat unix_lat --api {api}" for api in APIS]
     found = planned([*lines, "rpc_lat rpc_tcp_lat"], "-n", "5", "--first", "--loop", loop)

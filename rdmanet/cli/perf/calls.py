@@ -124,11 +124,16 @@ async def _call(
             found.add(int((now - before) * 1e9))
 
     async def at_rate() -> None:
-        schedule = Schedule(rate, lambda took_s: bool(found.add(int(took_s * 1e9))))
+        def note(took_s: float) -> bool:
+            found.add(int(took_s * 1e9))
+            return bool(most and found.count >= most)
+
+        schedule = Schedule(rate, note)
         schedule.begin()
-        while clock() < until and (not most or found.count < most):
+        while True:
             await client.echo(data)
-            schedule.answered(clock())
+            if schedule.answered(clock()) or schedule.due_s >= until:
+                break
             while left := schedule.left_s():
                 await pause(asyncio.get_running_loop(), left)
 
