@@ -159,6 +159,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path):
     [
         (["one.example", "other.example"], 2, "only one of them can be the host"),
         (["wrte_lat"], 2, "there is no test 'wrte_lat'; tests: write_lat, "),
+        (["strem_rr"], 2, "there is no test 'strem_rr'; tests: write_lat, "),
         (["server", "write_bw"], 2, "server takes no tests"),
         (["write_bw", "-n", "5", "-D", "1"], 2, "either -n or -D"),
         (["write_bw", "-a", "-s", "64"], 2, "either -a or -s"),

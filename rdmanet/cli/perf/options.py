@@ -290,7 +290,7 @@ def tests_of(words: list[str]) -> tuple[str | None, list[Kind]]:
     """
     hosts = list(dict.fromkeys(word for word in words if word not in KINDS and word not in GROUPS))
     for word in hosts:
-        if word.endswith(("_lat", "_bw")):
+        if word.endswith(("_lat", "_bw", "_rr")):
             raise ValueError(
                 f"there is no test {word!r}; tests: {', '.join(KINDS)}; groups: {', '.join(GROUPS)}"
             )
