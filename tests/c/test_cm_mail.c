@@ -8,6 +8,8 @@
 #include "peer/peers.h"
 #include "shm/arena.h"
 
+#include <sys/resource.h>
+
 enum { FEW = 8, SLOTS = 64, SLOT = 256 };
 
 static struct rdma_event_channel *channel;
@@ -279,6 +281,43 @@ static void it_is_read_after_its_time(void)
 	part(&other, ids);
 }
 
+/* Who leaves for a newcomer is not who has answered, and whose answer was not read. */
+static void it_is_read_before_one_leaves(void)
+{
+	struct rlimit before, few = {.rlim_cur = 16};
+	uint64_t silence_ms = rn_settings.silence_ms;
+	struct rdma_conn_param param = with_data("who is asked");
+	struct rdma_cm_id *ids[2], *asked[FEW];
+	struct other other = meet(ids);
+
+	for (int i = 0; i < FEW; i++)
+		tell(&other, 'q');
+	for (int i = 0; i < FEW; i++)
+		make_qp(asked[i] = next_request());
+	for (int i = 0; i < FEW; i++) {
+		CHECK(!getrlimit(RLIMIT_NOFILE, &before));
+		if (i == FEW - 1) {
+			few.rlim_max = before.rlim_max;
+			rn_settings.silence_ms = 0;
+			CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+		}
+		CHECK(!rdma_accept(asked[i], &param));
+		say(other.fd, 'a');
+		CHECK(hear(other.fd) == 'E');
+	}
+	CHECK(!setrlimit(RLIMIT_NOFILE, &before));
+	rn_settings.silence_ms = silence_ms;
+	for (int i = 0; i < FEW; i++)
+		want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	for (int i = 0; i < FEW; i++)
+		tell(&other, 'L');
+	for (int i = 0; i < FEW; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < FEW; i++)
+		destroy(asked[i]);
+	part(&other, ids);
+}
+
 /* --- whoever ends ---------------------------------------------------------------------------------------- */
 
 /* The listener goes, and nobody reads what lies there: the asker is told at once, as by TCP. */
@@ -332,6 +371,81 @@ static void the_writer_is_killed(void)
 	destroy(ids[0]);
 	destroy(ids[1]);
 	close(other.fd);
+}
+
+/* It accepts once; then it says other things by its link, refuses by its first mail, and is killed. */
+static void server(int fd)
+{
+	static const char why[] = "who refuses";
+	enum { OTHERS = 8 };
+	struct rdma_event_channel *events = new_channel();
+	struct rn_link_message message = rn_link_message(RN_LINK_MESSAGES, 0, 0);
+	struct rdma_conn_param param = with_data("who is asked");
+	struct rdma_cm_id *first, *second;
+	struct rdma_cm_event *event;
+	struct link *link;
+
+	new_listener(events, FEW, &port);
+	CHECK(write(fd, &port, sizeof port) == sizeof port);
+	event = want(events, RDMA_CM_EVENT_CONNECT_REQUEST);
+	first = event->id;
+	rdma_ack_cm_event(event);
+	make_qp(first);
+	CHECK(!rdma_accept(first, &param));
+	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
+	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(first)->terms.remote_qpn >> 8)));
+	say(fd, 'D');
+	event = want(events, RDMA_CM_EVENT_CONNECT_REQUEST);
+	second = event->id;
+	rdma_ack_cm_event(event);
+	say(fd, 'D');
+	hear(fd);
+	link = writer()->link;
+	pthread_mutex_lock(&rn_peers.lock);
+	for (int i = 0; i < OTHERS; i++)
+		CHECK(!rn_send(&link->source, &link->out, &message, NULL, 0, -1));
+	pthread_mutex_unlock(&rn_peers.lock);
+	CHECK(!position(false));
+	CHECK(!rdma_reject(second, why, sizeof why));
+	EVENTUALLY(position(false) == 1);
+	raise(SIGKILL);
+}
+
+/* The place of its ring is among what was not read yet when its end is seen. */
+static void the_writer_is_killed_at_once(void)
+{
+	struct rdma_event_channel *events = new_channel();
+	struct rdma_cm_id *first, *second;
+	struct other other = spawn(server);
+	struct rdma_cm_event *event;
+	uint16_t before = port;
+
+	CHECK(read(other.fd, &port, sizeof port) == sizeof port);
+	first = connect_to(events);
+	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
+	CHECK(hear(other.fd) == 'D');
+	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(first)->terms.remote_qpn >> 8)));
+	second = connect_to(events);
+	CHECK(hear(other.fd) == 'D');
+	rn_engine_pause();
+	say(other.fd, 'k');
+	CHECK(waitpid(other.pid, NULL, 0) == other.pid);
+	rn_engine_resume();
+	for (int i = 0; i < 2; i++) {
+		event = next_event(events, LIMIT_MS);
+		CHECK(event);
+		if (event->id == first)
+			CHECK(event->event == RDMA_CM_EVENT_DISCONNECTED);
+		else
+			CHECK(event->event == RDMA_CM_EVENT_REJECTED && event->param.conn.private_data &&
+			      !strcmp(event->param.conn.private_data, "who refuses"));
+		rdma_ack_cm_event(event);
+	}
+	destroy(first);
+	destroy(second);
+	rdma_destroy_event_channel(events);
+	close(other.fd);
+	port = before;
 }
 
 /* --- who writes what makes no sense ------------------------------------------------------------------------ */
@@ -485,8 +599,10 @@ int main(void)
 	RUN(a_life);
 	RUN(it_is_read_late);
 	RUN(it_is_read_after_its_time);
+	RUN(it_is_read_before_one_leaves);
 	RUN(the_listener_goes);
 	RUN(the_writer_is_killed);
+	RUN(the_writer_is_killed_at_once);
 	RUN(a_ring_is_scribbled_over);
 	RUN(it_does_not_listen);
 	RUN(the_channel_is_flooded);

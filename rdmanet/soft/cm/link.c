@@ -10,10 +10,10 @@
  *
  * Mail.  What is said by the link is heard by the engine, which then wakes the program.  So what only the program waits
  * for goes by mail (peer/mail.c), which wakes whoever reads the other side's event channel: rdma_get_cm_event hears it, in
- * the engine's place.  REQ and REP tell the channels' numbers.  The engine hears mail, too, where the program may not: when a
- * time limit has passed, when a listener or a channel is gone, and when the other process has ended.  Only channels that
- * do not wait have a number, since what wakes their readers need not lead to an event: who polls the descriptor, and
- * then waits for the event, would wait in vain.
+ * the engine's place.  REQ and REP tell the channels' numbers.  The engine hears mail, too, where the program may not: when
+ * a time limit has passed, when a connection has to leave for another (base/stranger.h), when a listener or a channel is
+ * gone, and when the other process has ended.  Only channels that do not wait have a number, since what wakes their readers
+ * need not lead to an event: who polls the descriptor, and then waits for the event, would wait in vain.
  *
  * A link does not end with a connection, as a socket does.  So if a connection that was asked for by a link ends here
  * without a last message, by a time limit, say, an empty message tells the other side what the end of a socket would

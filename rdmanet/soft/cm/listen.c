@@ -229,9 +229,9 @@ void rn_cm_listen_leave(struct rn_stranger *stranger)
 	bool stays, is_said;
 
 	if (wire->side)
-		rn_cm_link_digest(wire);
+		rn_cm_link_hear_late(wire);
 	else if (stranger->kind == RN_STRANGER_KNOWN)
-		rn_cm_wire_receive(wire); /* its RTU may lie there */
+		rn_cm_wire_receive(wire); /* its RTU may lie there, too */
 	pthread_mutex_lock(&rn_cm_lock);
 	stays = wire->over || kind_of(wire) == NO_STRANGER;
 	is_said = !wire->out_length && !wire->sending_length;

@@ -322,7 +322,8 @@ struct rn_cm_wire *rn_cm_link_find(const void *process, enum rn_cm_link_side sid
 void rn_cm_link_end(struct rn_cm_wire *wire);
 void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 void rn_cm_link_digest(struct rn_cm_wire *wire); /* handle what was heard */
-void rn_cm_link_hear_late(struct rn_cm_wire *wire); /* its time is up: is there mail that the program has not read? */
+/* Its time is up, or it has to leave: is there mail that the program has not read? */
+void rn_cm_link_hear_late(struct rn_cm_wire *wire);
 void rn_cm_link_flush(struct rn_cm_wire *wire);  /* send the output */
 bool rn_cm_link_say_moved(const struct rn_cm_wire *wire);
 void rn_cm_link_forked(void);

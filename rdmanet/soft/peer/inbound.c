@@ -291,6 +291,12 @@ static void on_connection(struct inbound *inbound)
 	pthread_mutex_lock(&rn_peers.lock);
 }
 
+static void on_mail(struct inbound *inbound)
+{
+	inbound->has_mail = true;
+	rn_on_mail(inbound->process);
+}
+
 void rn_peer_answer_connection(const void *process, uint32_t what, uint64_t token, const void *bytes, size_t length)
 {
 	struct inbound *inbound;
@@ -322,6 +328,8 @@ void rn_inbound_last_words(struct process *process)
 	for (int i = 0; inbound && i < MOST && rn_receive(inbound->source.fd, false) == ARRIVED; i++) {
 		if (rn_inbox.message.type == RN_LINK_CONNECTION)
 			on_connection(inbound);
+		else if (rn_inbox.message.type == RN_LINK_MAIL)
+			on_mail(inbound);
 		rn_inbox_discard();
 	}
 }
@@ -363,8 +371,7 @@ static void inbound_ready(struct rn_source *source, uint32_t epoll_events)
 		} else if (rn_inbox.message.type == RN_LINK_CONNECTION) {
 			on_connection(inbound);
 		} else if (rn_inbox.message.type == RN_LINK_MAIL) {
-			inbound->has_mail = true;
-			rn_on_mail(inbound->process);
+			on_mail(inbound);
 		}
 		rn_inbox_discard();
 		break;
