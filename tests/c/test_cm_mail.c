@@ -592,6 +592,42 @@ static void a_channel_that_waits(void)
 	port = at;
 }
 
+/* Connections move to another channel before they are accepted: who reads the listener's events hears the next request,
+ * whether the connections' are read or not. */
+static void connections_move(void)
+{
+	enum { MOVED = 3 };
+	struct rdma_event_channel *aside = new_channel();
+	struct rdma_conn_param param = with_data("who is asked");
+	struct rdma_cm_id *ids[2], *moved[MOVED], *last;
+	struct other other = meet(ids);
+
+	for (int i = 0; i < MOVED; i++) {
+		say(other.fd, 'n');
+		moved[i] = next_request();
+		CHECK(!rdma_migrate_id(moved[i], aside));
+		make_qp(moved[i]);
+		CHECK(!rdma_accept(moved[i], &param));
+		want_status(aside, RDMA_CM_EVENT_ESTABLISHED, 0);
+		CHECK(hear(other.fd) == 'D');
+		EVENTUALLY(rn_cm_id(ids[0])->wire->peer_moved); /* what its engine hears by the link would have it hear all */
+		want_none(channel, 0); /* and no token is left that would */
+		want_none(aside, 0);
+	}
+	last = let_in(&other);
+	end_other(&other);
+	for (int i = 0; i < 3; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < MOVED; i++)
+		want_status(aside, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < MOVED; i++)
+		destroy(moved[i]);
+	destroy(last);
+	destroy(ids[0]);
+	destroy(ids[1]);
+	rdma_destroy_event_channel(aside);
+}
+
 int main(void)
 {
 	channel = new_channel();
@@ -607,6 +643,7 @@ int main(void)
 	RUN(it_does_not_listen);
 	RUN(the_channel_is_flooded);
 	RUN(a_channel_that_waits);
+	RUN(connections_move);
 	CHECK(!rdma_destroy_id(listener));
 	close_shared();
 	rdma_destroy_event_channel(channel);

@@ -197,6 +197,13 @@ static struct rn_cm_id *find_listener(uint64_t cookie)
 	return NULL;
 }
 
+uint32_t rn_cm_ask_number(const struct rn_cm_wire *wire)
+{
+	const struct rn_cm_id *listener = find_listener(wire->listener_cookie);
+
+	return listener && listener->id.channel == wire->id->id.channel ? rn_cm_link_number(wire->id) : 0;
+}
+
 /* 0: none is left. */
 static uint16_t take_port(void)
 {

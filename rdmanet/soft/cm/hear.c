@@ -51,6 +51,7 @@ static struct rn_cm_event *make_request_id(struct rn_cm_wire *wire, bool is_data
 	id->state = RN_CM_CONNECTION;
 	id->wire = wire;
 	wire->id = id;
+	wire->listener_cookie = listener->cookie;
 	id->id.qp_type = listener->id.qp_type;
 	id->id.route.addr.src_storage = wire->near;
 	id->id.route.addr.dst_storage = wire->far;

@@ -139,7 +139,7 @@ void rn_cm_wire_accept(struct rn_cm_wire *wire, const struct rn_cm_param *param)
 		.asker_number = htobe16(wire->asker_number),
 		.ece_vendor = htobe32(wire->id->local_ece.vendor_id),
 		.ece_options = htobe32(wire->id->local_ece.options),
-		.mail_channel = htobe32(rn_cm_link_number(wire->id)),
+		.mail_channel = htobe32(rn_cm_ask_number(wire)),
 	};
 
 	if (param->private_length)

@@ -61,7 +61,7 @@ struct rn_cm_rep {
 	uint8_t flow_control, srq, private_length;
 	__be16 asker_number; /* for the asker's port, if it has none of TCP's: ask.c */
 	__be32 ece_vendor, ece_options;
-	__be32 mail_channel; /* where who sends this reads its events, if a linked process may wake it: link.c; else 0 */
+	__be32 mail_channel; /* where who sends this reads its events, and its listener's, if it may be woken: link.c; else 0 */
 	uint8_t private_data[RN_CM_REP_PRIVATE];
 };
 
@@ -188,6 +188,7 @@ struct rn_cm_wire {
 	/* ask.c */
 	bool is_waiting; /* counted: it was asked for by a link, and is not established */
 	uint16_t asker_number; /* which it was given: 0 if none */
+	uint64_t listener_cookie; /* of the passive side, once the request has come: the listener's, if it has one */
 	/* handover.c */
 	uint64_t peer_token;  /* 0: not received */
 	bool is_young; /* it keeps its socket until its timer fires */
@@ -341,6 +342,9 @@ void rn_cm_asked(const void *process, uint64_t token, const void *message, size_
 /* All with the lock. A listener begins, and ends: any thread. Count whether it waits; give its number back. */
 void rn_cm_ask_listen(struct rn_cm_id *id);
 void rn_cm_ask_listener_gone(struct rn_cm_id *id);
+/* For REP: the number of the channel whose reader hears what comes for this connection and for its listener; 0: they have
+ * two, or there is no listener any more. Any thread. */
+uint32_t rn_cm_ask_number(const struct rn_cm_wire *wire);
 void rn_cm_ask_look(struct rn_cm_wire *wire);
 void rn_cm_ask_forget(struct rn_cm_wire *wire);
 void rn_cm_ask_forked(void);
