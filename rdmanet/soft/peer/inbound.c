@@ -291,8 +291,15 @@ static void on_connection(struct inbound *inbound)
 	pthread_mutex_lock(&rn_peers.lock);
 }
 
+/* Of a process's links the youngest says where its ring is: an older one may end, or be read, after that. */
 static void on_mail(struct inbound *inbound)
 {
+	for (struct inbound *other = rn_peers.inbound; other != inbound; other = other->next)
+		if (other->process == inbound->process && other->has_mail)
+			return;
+	for (struct inbound *other = inbound->next; other; other = other->next)
+		if (other->process == inbound->process)
+			other->has_mail = false;
 	inbound->has_mail = true;
 	rn_on_mail(inbound->process);
 }
