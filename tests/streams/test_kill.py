@@ -228,7 +228,7 @@ async def test_a_stopped_client_of_fifty_disturbs_nobody(net: Net):
     await stopped.expect("connected")
     stopped.say("round 64")
     await stopped.expect("echoed")
-    victim = connections[-1]
+    (victim,) = [connection for connection in connections if connection.received]
     stopped.stop()
     while not victim.writing_paused:  # as full as it gets, with what the client echoes
         victim.transport.write(bytes(MIB))
