@@ -82,8 +82,10 @@ def test_an_address_that_no_memory_has(server, address):
     """The server adds an offset to it."""
     hello = {"type": "Hello", "version": rdmanet.__version__, "pid": 1}
     run = {"type": "Run", "kind": "write_lat", "size": 64, "settings": {}}
-    with socket.create_connection(("127.0.0.1", int(server.port))) as client:
-        lines = client.makefile("rwb")
+    with (
+        socket.create_connection(("127.0.0.1", int(server.port))) as client,
+        client.makefile("rwb") as lines,  # while it is open, so is the socket
+    ):
         lines.write(json.dumps(hello).encode() + b"\n" + json.dumps(run).encode() + b"\n")
         lines.flush()
         lines.readline()
