@@ -44,6 +44,17 @@ static bool has_asked(struct rdma_cm_id *id)
 	return has;
 }
 
+/* By the link or by a socket: which of them, the engine decides, if it is awake. */
+static bool is_on_its_way(struct rdma_cm_id *id)
+{
+	bool is;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	is = rn_cm_id(id)->wire->side == RN_CM_ASKER || rn_cm_id(id)->wire->source.fd >= 0;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return is;
+}
+
 /* --- a client in another process: it does what one letter at a time says ------------------------------- */
 
 static struct rdma_cm_id *connect_to(struct rdma_event_channel *events, const char *data)
@@ -574,9 +585,10 @@ static void a_server_is_stopped(void)
 	one = reach(events, &other);
 	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(one)->terms.remote_qpn >> 8)));
 	kill(other.pid, SIGSTOP);
-	do
+	do {
 		ids[count] = connect_to(events, "who asks");
-	while (side_of(ids[count++]) == RN_CM_ASKER && count < MANY);
+		EVENTUALLY(is_on_its_way(ids[count]));
+	} while (side_of(ids[count++]) == RN_CM_ASKER && count < MANY);
 	CHECK(count > FEW && count < MANY);
 	kill(other.pid, SIGKILL);
 	CHECK(waitpid(other.pid, NULL, 0) == other.pid);
