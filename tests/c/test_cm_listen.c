@@ -5,6 +5,7 @@
  * listener's options.
  */
 #define _GNU_SOURCE
+#include "base/engine_inside.h"
 #include "cm_harness.h"
 #include "cm/wire.h"
 
@@ -116,9 +117,9 @@ static bool tries_again(struct rdma_cm_id *listener)
 {
 	bool does;
 
-	pthread_mutex_lock(&rn_cm_lock);
+	pthread_mutex_lock(&rn_engine.lock); /* timers are its own */
 	does = ((struct rn_cm_id *)listener)->accept_retry.is_set;
-	pthread_mutex_unlock(&rn_cm_lock);
+	pthread_mutex_unlock(&rn_engine.lock);
 	return does;
 }
 

@@ -592,6 +592,16 @@ static void a_channel_that_waits(void)
 	port = at;
 }
 
+static bool peer_moved(struct rdma_cm_id *id)
+{
+	bool moved;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	moved = rn_cm_id(id)->wire->peer_moved;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return moved;
+}
+
 /* Connections move to another channel before they are accepted: who reads the listener's events hears the next request,
  * whether the connections' are read or not. */
 static void connections_move(void)
@@ -610,7 +620,7 @@ static void connections_move(void)
 		CHECK(!rdma_accept(moved[i], &param));
 		want_status(aside, RDMA_CM_EVENT_ESTABLISHED, 0);
 		CHECK(hear(other.fd) == 'D');
-		EVENTUALLY(rn_cm_id(ids[0])->wire->peer_moved); /* what its engine hears by the link would have it hear all */
+		EVENTUALLY(peer_moved(ids[0])); /* what its engine hears by the link would have it hear all */
 		want_none(channel, 0); /* and no token is left that would */
 		want_none(aside, 0);
 	}
