@@ -61,7 +61,8 @@ def test_counted_connections() -> None:
     _, kind, _, _, sleeps, engines, _ = (cell.strip() for cell in row.split("|"))
     assert kind == "rdmanet"
     of_all, of_engine = ([float(side) for side in cell.split(" + ")] for cell in (sleeps, engines))
-    assert all(0 < some <= every for some, every in zip(of_engine, of_all, strict=True))
+    # Linked processes hear of each other without the engine: it may not have slept at all.
+    assert all(0 <= some <= every > 0 for some, every in zip(of_engine, of_all, strict=True))
 
 
 def test_starting() -> None:
