@@ -77,7 +77,7 @@ static bool send_request(struct rn_cm_wire *wire, uint64_t token)
 		memcpy(wire->request, wire->out, sizeof request.req);
 		rn_gid_of(&wire->id->id.route.addr.dst_addr, &request.near);
 		rn_gid_of(&wire->id->id.route.addr.src_addr, &request.far);
-		request.mail_channel = rn_cm_link_number(wire->id);
+		request.mail_channel = rn_cm_channel_number(wire->id);
 		wire->out_length = 0;
 		wire->side = RN_CM_ASKER;
 		wire->phase = RN_CM_WIRE_REQ_SENT;
@@ -201,7 +201,7 @@ uint32_t rn_cm_ask_number(const struct rn_cm_wire *wire)
 {
 	const struct rn_cm_id *listener = find_listener(wire->listener_cookie);
 
-	return listener && listener->id.channel == wire->id->id.channel ? rn_cm_link_number(wire->id) : 0;
+	return listener && listener->id.channel == wire->id->id.channel ? rn_cm_channel_number(wire->id) : 0;
 }
 
 /* 0: none is left. */

@@ -12,32 +12,23 @@
 
 #include <stdlib.h>
 
-pthread_mutex_t rn_cm_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_cond_t rn_cm_acked = PTHREAD_COND_INITIALIZER;
-
 /* --- an identifier's life ----------------------------------------------------------------------- */
 
-struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps)
+static void forget_groups(struct rn_cm_id *id)
 {
-	struct rn_cm_id *id = calloc(1, sizeof *id);
+	while (id->groups) {
+		struct rn_cm_group *group = id->groups;
 
-	if (!id)
-		return NULL;
-	id->epoch = rn_epoch();
-	id->bound_fd = id->name_fd = -1;
-	id->id.channel = channel;
-	id->id.context = context;
-	id->id.ps = ps;
-	id->id.qp_type = ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB ? IBV_QPT_UD : IBV_QPT_RC;
-	id->qkey = RDMA_UDP_QKEY;
-	return id;
+		id->groups = group->next;
+		free(group);
+	}
 }
 
-void rn_cm_id_free(struct rn_cm_id *id)
+static void free_id(struct rn_cm_id *id)
 {
 	if (id->sync)
 		rdma_destroy_event_channel(id->id.channel);
-	rn_cm_multicast_forget(id);
+	forget_groups(id);
 	rn_fd_close(id->bound_fd);
 	rn_fd_close(id->name_fd);
 	free(id->qp_attr);
@@ -84,7 +75,7 @@ static void drop_unseen(struct rn_cm_id *id)
 		next = event->next;
 		free(event);
 	}
-	rn_cm_id_free(id);
+	free_id(id);
 	rn_cm_context_less(); /* its listener is still a user of the context */
 }
 
@@ -111,7 +102,7 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 	if (id->state == RN_CM_LISTENING)
 		rn_cm_wire_listener_gone(id);
 	if (id->state == RN_CM_LISTENING)
-		rn_cm_link_renumber((struct rn_cm_channel *)id->id.channel);
+		rn_cm_channel_renumber(rn_cm_channel(id->id.channel));
 	if (id->wire)
 		rn_cm_wire_abandon(id->wire);
 	for (event = rn_cm_event_purge(id); event; event = next) {
@@ -125,7 +116,7 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 	while (id->acked != id->delivered)
 		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
 	rn_cm_unlock_and_send();
-	rn_cm_id_free(id);
+	free_id(id);
 	rn_cm_context_put();
 	return 0;
 }

@@ -2,21 +2,24 @@
 /*
  * The connection manager's insides.
  *
- *     cm.c         an identifier's life
- *     context.c    the context that identifiers are on
- *     connect.c    listen, connect, accept, reject, disconnect
- *     address.c    which addresses are ours, and how others are reached
- *     bind.c       getting a port, and keeping others off it
- *     addrinfo.c   rdma_getaddrinfo
- *     name.c       RDMA ports whose TCP port another program has
- *     event.c      event channels: which events the program gets, and when
- *     qp.c         the queue pair of an identifier, and the transitions made for it
- *     multicast.c  groups of an identifier for datagrams
  *     sync.c       identifiers without a channel, whose calls wait
+ *     connect.c    listen, connect, accept, reject, disconnect
+ *     resolve.c    how addresses are reached
+ *     multicast.c  groups of an identifier for datagrams
+ *     addrinfo.c   rdma_getaddrinfo
+ *     deliver.c    what the program reads from a channel, and what is done for it then
+ *     cm.c         an identifier's life
  *     wire.c       the TCP socket under a connection: time-outs, loss; with it message.c,
  *                  hear.c, secret.c, socket.c, listen.c, handover.c
  *     link.c       connections between processes that are linked: without a socket from the beginning
+ *     qp.c         the queue pair of an identifier, and the transitions made for it
+ *     event.c      event channels: which events the program gets, and when
+ *     bind.c       getting a port, and keeping others off it
+ *     name.c       RDMA ports whose TCP port another program has
  *     known.c      listeners of this host that were connected to before
+ *     address.c    which addresses are ours
+ *     context.c    the context that identifiers are on
+ *     id.c         identifiers, and the lock
  *
  * Threads.  Exported calls run in the program's threads and never wait for a socket: they
  * change state, append to a wire's output, and post the wire's task.  Sockets are touched by the
@@ -84,6 +87,16 @@ struct rn_cm_channel {
 	_Atomic bool inside; /* and whether it is still in that call */
 };
 
+/* Of an identifier for datagrams: multicast.c. */
+struct rn_cm_group {
+	struct rn_cm_group *next;
+	struct sockaddr_storage address;
+	union ibv_gid gid;
+	void *context;
+	bool send_only, attached;
+	unsigned owed; /* events that were read and not acknowledged; they point here */
+};
+
 enum rn_cm_state {
 	RN_CM_IDLE,
 	RN_CM_BOUND,
@@ -141,6 +154,11 @@ struct rn_cm_id {
 	bool owns_send_cq, owns_recv_cq;
 };
 
+static inline struct rn_cm_channel *rn_cm_channel(struct rdma_event_channel *channel)
+{
+	return (struct rn_cm_channel *)channel;
+}
+
 static inline struct rn_cm_id *rn_cm_id(struct rdma_cm_id *id)
 {
 	return (struct rn_cm_id *)id;
@@ -173,11 +191,10 @@ struct ibv_pd *rn_cm_known_pd(void);     /* the same, if it is there: since an a
 struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL and errno */
 struct ibv_xrcd *rn_cm_default_xrcd(void); /* likewise, for an XRC target and its SRQ */
 
-/* --- cm.c --------------------------------------------------------------------------------------- */
+/* --- id.c --------------------------------------------------------------------------------------- */
 
 /* Created for a request, or by rdma_create_id. */
 struct rn_cm_id *rn_cm_id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps);
-void rn_cm_id_free(struct rn_cm_id *id);
 
 /* --- address.c ------------------------------------------------------------------------------- */
 
@@ -258,36 +275,33 @@ void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *gro
 void rn_cm_lock_to_tell(void);
 void rn_cm_unlock_and_tell(void);
 void rn_cm_event_forked(void);
+/* A thread has read a token, and found no event: what it is told until it takes that back, needs no other. True: it was
+ * told nothing. */
+void rn_cm_event_lend_token(struct rn_cm_channel *channel);
+bool rn_cm_event_take_token_back(void);
+void rn_cm_event_add_tokens(struct rn_cm_channel *channel, uint64_t count);
+void rn_cm_put_event(struct rn_cm_id *id); /* acknowledge id->event, if there is one */
+/* With rn_cm_lock. The number by which they wake who reads this identifier's events, 0: they must not; and forget it. */
+uint32_t rn_cm_channel_number(const struct rn_cm_id *id);
+void rn_cm_channel_renumber(struct rn_cm_channel *channel);
 
 /* --- qp.c ------------------------------------------------------------------------------------ */
 
-/* 0 or errno; they do nothing without id->qp. */
 uint32_t rn_cm_random_psn(void);
+/* 0 or errno; they do nothing without id->qp. */
 int rn_cm_qp_connect(struct rn_cm_id *id); /* INIT (again, with the agreed rights), RTR, RTS */
 void rn_cm_qp_fail(struct rn_cm_id *id);   /* ERR */
 /* The path to a GID, for an address handle. False: our own address is gone. */
 bool rn_cm_path_to(const struct rn_cm_id *id, const union ibv_gid *gid, struct ibv_ah_attr *attr);
 
-/* --- multicast.c ----------------------------------------------------------------------------- */
+/* --- deliver.c ------------------------------------------------------------------------------- */
 
-void rn_cm_multicast_joined(struct rn_cm_event *event);
-/* Its event was read and acknowledged. rn_cm_lock held. */
-void rn_cm_multicast_owe(struct rn_cm_group *group);
-void rn_cm_multicast_paid(struct rn_cm_group *group);
-void rn_cm_multicast_forget(struct rn_cm_id *id);
-
-/* --- sync.c ---------------------------------------------------------------------------------- */
-
-/* Called last in a call that starts something: for a synchronous identifier, wait until that ends. */
+/* Called last in a call that starts something: for a synchronous identifier (sync.c), wait until that ends. */
 int rn_cm_complete(struct rn_cm_id *id);
-void rn_cm_put_event(struct rn_cm_id *id); /* acknowledge id->event, if there is one */
 
 /* --- link.c: the program's threads --------------------------------------------------------------- */
 
 void rn_cm_link_hear_mail(void); /* what linked processes have said in memory */
-/* With rn_cm_lock. The number by which they wake who reads this identifier's events, 0: they must not; and forget it. */
-uint32_t rn_cm_link_number(const struct rn_cm_id *id);
-void rn_cm_link_renumber(struct rn_cm_channel *channel);
 
 /* --- wire.c ---------------------------------------------------------------------------------- */
 

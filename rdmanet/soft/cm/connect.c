@@ -4,9 +4,6 @@
  *
  * Each changes the identifier's state, queues a message on its wire (message.c), and returns.
  */
-#include <stdlib.h>
-#include <sys/random.h>
-
 #include "cm/cm.h"
 #include "cm/wire.h"
 
@@ -71,15 +68,6 @@ static struct rn_cm_param to_send(const struct rn_cm_id *id, const struct rdma_c
 		.srq = id->id.qp ? id->id.qp->srq != NULL : param->srq,
 		.rnr_retry_count = at_most(param->rnr_retry_count, RETRY_FOR_EVER),
 	};
-}
-
-uint32_t rn_cm_random_psn(void)
-{
-	uint32_t psn = 0;
-
-	if (getrandom(&psn, sizeof psn, GRND_NONBLOCK) < 0)
-		psn = (uint32_t)rn_now_ns();
-	return psn & 0xffffff;
 }
 
 /* Too much private data for the answer is noticed when the answer is made. As with a kernel's rdma_cm, that costs the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Event channels.
+ * Event channels, and what is queued on them; deliver.c reads it.
  *
  * The descriptor that the program polls is an eventfd in semaphore mode: one token for each
  * unread event, so that reading is one read, and the program's own O_NONBLOCK decides whether it
@@ -19,15 +19,14 @@
  */
 #define _GNU_SOURCE
 #include "cm/cm.h"
-#include "peer/peer.h"
+#include "objects/channel.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
-
-enum { IN_VAIN_MOST = 64 }; /* tokens without an event that one call reads */
 
 /* With rn_cm_lock held: tokens that wait until it is released. What is heard at once is of one channel. */
 static struct {
@@ -45,11 +44,6 @@ static void wait_until_told(void)
 {
 	pthread_mutex_lock(&telling);
 	pthread_mutex_unlock(&telling);
-}
-
-static struct rn_cm_channel *channel_of(struct rdma_event_channel *channel)
-{
-	return (struct rn_cm_channel *)channel;
 }
 
 RN_EXPORT struct rdma_event_channel *rdma_create_event_channel(void)
@@ -100,7 +94,7 @@ static bool is_left_to_reader(const struct rn_cm_channel *channel)
 
 RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channel)
 {
-	struct rn_cm_channel *channel = channel_of(rdma_channel);
+	struct rn_cm_channel *channel = rn_cm_channel(rdma_channel);
 
 	if (channel->epoch != rn_epoch())
 		return;
@@ -110,7 +104,7 @@ RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channe
 	}
 	wait_until_told();
 	pthread_mutex_lock(&rn_cm_lock);
-	rn_cm_link_renumber(channel);
+	rn_cm_channel_renumber(channel);
 	pthread_mutex_unlock(&rn_cm_lock);
 	rn_fd_close(channel->channel.fd);
 	while (channel->events) { /* of identifiers that the program should have destroyed, and did not */
@@ -123,10 +117,33 @@ RN_EXPORT void rdma_destroy_event_channel(struct rdma_event_channel *rdma_channe
 	rn_cm_context_put();
 }
 
+uint32_t rn_cm_channel_number(const struct rn_cm_id *id)
+{
+	struct rn_cm_channel *channel = rn_cm_channel(id->id.channel);
+	uint32_t number;
+
+	if (id->sync || channel->number)
+		return channel->number;
+	if (!(fcntl(channel->channel.fd, F_GETFL) & O_NONBLOCK))
+		return 0;
+	channel->is_shared = true; /* before any other process learns of it */
+	number = rn_channel_register(channel->channel.fd, &channel->never_waits);
+	if (number != RN_NO_CHANNEL)
+		channel->number = number;
+	return channel->number;
+}
+
+void rn_cm_channel_renumber(struct rn_cm_channel *channel)
+{
+	if (channel->number)
+		rn_channel_unregister(channel->number);
+	channel->number = 0;
+}
+
 /* --- queueing ----------------------------------------------------------------------------------- */
 
 /* Linked processes that know the channel may have filled it, and have made writing wait. */
-static void add_tokens(struct rn_cm_channel *channel, uint64_t count)
+void rn_cm_event_add_tokens(struct rn_cm_channel *channel, uint64_t count)
 {
 	ssize_t written;
 
@@ -163,8 +180,21 @@ void rn_cm_unlock_and_tell(void)
 	}
 	pthread_mutex_lock(&telling);
 	pthread_mutex_unlock(&rn_cm_lock);
-	add_tokens(channel, tokens);
+	rn_cm_event_add_tokens(channel, tokens);
 	pthread_mutex_unlock(&telling);
+}
+
+void rn_cm_event_lend_token(struct rn_cm_channel *channel)
+{
+	has_token = channel;
+}
+
+bool rn_cm_event_take_token_back(void)
+{
+	bool is_left = has_token != NULL;
+
+	has_token = NULL;
+	return is_left;
 }
 
 void rn_cm_event_forked(void)
@@ -224,13 +254,13 @@ void rn_cm_event_private(struct rn_cm_event *event, const void *data, size_t len
 
 void rn_cm_event_queue(struct rn_cm_event *event)
 {
-	struct rn_cm_channel *channel = channel_of(event->id->id.channel);
+	struct rn_cm_channel *channel = rn_cm_channel(event->id->id.channel);
 
 	event->next = NULL;
 	*channel->events_end = event;
 	channel->events_end = &event->next;
 	if (!held.is_wanted || (held.channel && held.channel != channel)) {
-		add_tokens(channel, 1);
+		rn_cm_event_add_tokens(channel, 1);
 		return;
 	}
 	held.channel = channel;
@@ -248,7 +278,7 @@ bool rn_cm_tell(struct rn_cm_id *id, enum rdma_cm_event_type type, int status)
 
 struct rn_cm_event *rn_cm_event_find(struct rn_cm_id *id, enum rdma_cm_event_type type)
 {
-	struct rn_cm_event *event = channel_of(id->id.channel)->events;
+	struct rn_cm_event *event = rn_cm_channel(id->id.channel)->events;
 
 	while (event && (event->id != id || event->event.event != type))
 		event = event->next;
@@ -257,7 +287,7 @@ struct rn_cm_event *rn_cm_event_find(struct rn_cm_id *id, enum rdma_cm_event_typ
 
 struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id)
 {
-	struct rn_cm_channel *channel = channel_of(id->id.channel);
+	struct rn_cm_channel *channel = rn_cm_channel(id->id.channel);
 	struct rn_cm_event **link = &channel->events, *purged = NULL, **end = &purged;
 
 	while (*link) {
@@ -279,7 +309,7 @@ struct rn_cm_event *rn_cm_event_purge(struct rn_cm_id *id)
 
 void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *group)
 {
-	struct rn_cm_channel *channel = channel_of(id->id.channel);
+	struct rn_cm_channel *channel = rn_cm_channel(id->id.channel);
 	struct rn_cm_event **link = &channel->events, *event;
 
 	while (*link && (*link)->group != group)
@@ -294,187 +324,7 @@ void rn_cm_event_forget_group(struct rn_cm_id *id, const struct rn_cm_group *gro
 	take_token(channel);
 }
 
-static void queue_all(struct rn_cm_event *events)
-{
-	while (events) {
-		struct rn_cm_event *next = events->next;
-
-		rn_cm_event_queue(events);
-		events = next;
-	}
-}
-
-/* Without a target it becomes synchronous. */
-RN_EXPORT int rdma_migrate_id(struct rdma_cm_id *rdma_id, struct rdma_event_channel *target)
-{
-	struct rn_cm_id *id = rn_cm_id(rdma_id);
-	struct rdma_event_channel *own = NULL;
-	struct rn_cm_event *events;
-	bool sync = !target;
-
-	if (id->epoch != rn_epoch())
-		return rn_cm_error(EBADF);
-	if (sync && id->sync)
-		return 0;
-	if (sync && !(target = rdma_create_event_channel()))
-		return -1;
-	rn_cm_put_event(id);
-	pthread_mutex_lock(&rn_cm_lock);
-	events = rn_cm_event_purge(id);
-	if (id->sync)
-		own = rdma_id->channel;
-	id->sync = sync;
-	rn_cm_link_renumber(channel_of(rdma_id->channel)); /* the engine hears what comes for it */
-	rdma_id->channel = target;
-	while (events) {
-		struct rn_cm_event *next = events->next, *its = NULL;
-
-		/* A listener's unread requests move along, and what has happened to them since: all on the same channel. */
-		if (events->id != id) {
-			its = rn_cm_event_purge(events->id);
-			events->id->id.channel = target;
-		}
-		rn_cm_event_queue(events);
-		queue_all(its);
-		events = next;
-	}
-	/* What was read from the old channel must be acknowledged before the caller may close it. */
-	while (id->acked != id->delivered)
-		pthread_cond_wait(&rn_cm_acked, &rn_cm_lock);
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (own)
-		rdma_destroy_event_channel(own);
-	return 0;
-}
-
-/* --- reading ------------------------------------------------------------------------------------ */
-
-static bool deliver(struct rn_cm_event *event);
-
-static struct rn_cm_event *take(struct rn_cm_channel *channel)
-{
-	struct rn_cm_event *event;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	event = channel->events;
-	if (event) {
-		channel->events = event->next;
-		if (!channel->events)
-			channel->events_end = &channel->events;
-		event->next = NULL;
-		event->counted_on->delivered++;
-		if (event->group)
-			rn_cm_multicast_owe(event->group);
-		if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
-			rn_cm_wire_listener_resume(event->counted_on);
-	}
-	pthread_mutex_unlock(&rn_cm_lock);
-	return event;
-}
-
-/* Of a channel that linked processes know, too: they may fill it with tokens, and make reading it wait. */
-static bool await_token(struct rn_cm_channel *channel)
-{
-	uint64_t token;
-	bool is_read;
-
-	if (channel->never_waits)
-		return rn_eventfd_take(channel->channel.fd);
-	channel->inside = true;
-	is_read = read(channel->channel.fd, &token, sizeof token) > 0;
-	channel->inside = false;
-	return is_read;
-}
-
-/* A linked process may have said something. */
-static struct rn_cm_event *hear(struct rn_cm_channel *channel)
-{
-	struct rn_cm_event *event;
-	bool was_told;
-
-	has_token = channel;
-	rn_cm_link_hear_mail();
-	was_told = !has_token;
-	has_token = NULL;
-	event = take(channel);
-	if (!event && was_told)
-		add_tokens(channel, 1); /* another thread was quicker: its own event is there */
-	return event;
-}
-
-RN_EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma_channel, struct rdma_cm_event **result)
-{
-	struct rn_cm_channel *channel = channel_of(rdma_channel);
-	struct rn_cm_event *event;
-	int in_vain = 0;
-
-	if (!result)
-		return rn_cm_error(EINVAL);
-	if (channel->epoch != rn_epoch())
-		return rn_cm_error(EBADF);
-	channel->reader = (int)syscall(SYS_gettid);
-	do {
-		if (!await_token(channel))
-			return -1;
-		event = take(channel);
-		if (!event)
-			event = hear(channel);
-		if (!event && channel->never_waits && ++in_vain == IN_VAIN_MOST)
-			return rn_cm_error(EAGAIN);
-	} while (!event || !deliver(event));
-	*result = &event->event;
-	return 0;
-}
-
-/* Do what the library does for the program on this event. False: the program does not get the event. */
-static bool deliver(struct rn_cm_event *event)
-{
-	struct rn_cm_id *id = event->id;
-	int error;
-
-	switch (event->event.event) {
-	case RDMA_CM_EVENT_CONNECT_REQUEST:
-		/* The connections of a synchronous listener are synchronous too. */
-		if (!event->counted_on->sync || !rdma_migrate_id(&id->id, NULL))
-			break;
-		rdma_ack_cm_event(&event->event);
-		rdma_destroy_id(&id->id); /* rejects it */
-		return false;
-	case RDMA_CM_EVENT_MULTICAST_JOIN:
-		rn_cm_multicast_joined(event);
-		break;
-	case RDMA_CM_EVENT_CONNECT_RESPONSE:
-		if (!id->id.qp)
-			break; /* the program modifies its queue pair and calls rdma_establish */
-		error = rn_cm_qp_connect(id);
-		pthread_mutex_lock(&rn_cm_lock);
-		if (!error && id->wire && rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REP_RECEIVED) {
-			rn_cm_wire_ready_to_use(id->wire);
-			id->was_connected = true;
-			event->event.event = RDMA_CM_EVENT_ESTABLISHED;
-		} else {
-			if (id->wire && rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REP_RECEIVED)
-				rn_cm_wire_reject(id->wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
-			id->connect_error = true;
-			event->event.event = RDMA_CM_EVENT_CONNECT_ERROR;
-			event->event.status = error ? -error : -ECONNRESET;
-		}
-		rn_cm_unlock_and_send();
-		if (event->event.event == RDMA_CM_EVENT_CONNECT_ERROR)
-			rn_cm_qp_fail(id);
-		break;
-	case RDMA_CM_EVENT_REJECTED:
-		if (id->connect_error) {
-			rdma_ack_cm_event(&event->event);
-			return false;
-		}
-		rn_cm_qp_fail(id);
-		break;
-	default:
-		break;
-	}
-	return true;
-}
+/* --- once it was read ----------------------------------------------------------------------------- */
 
 RN_EXPORT int rdma_ack_cm_event(struct rdma_cm_event *rdma_event)
 {
@@ -485,9 +335,18 @@ RN_EXPORT int rdma_ack_cm_event(struct rdma_cm_event *rdma_event)
 	pthread_mutex_lock(&rn_cm_lock);
 	event->counted_on->acked++;
 	if (event->group)
-		rn_cm_multicast_paid(event->group);
+		event->group->owed--;
 	pthread_cond_broadcast(&rn_cm_acked);
 	pthread_mutex_unlock(&rn_cm_lock);
 	free(event);
 	return 0;
+}
+
+void rn_cm_put_event(struct rn_cm_id *id)
+{
+	struct rdma_cm_event *event = id->id.event;
+
+	id->id.event = NULL;
+	if (event)
+		rdma_ack_cm_event(event);
 }

@@ -20,10 +20,7 @@
  * have told it.
  */
 #include "cm/wire.h"
-#include "objects/channel.h"
 #include "peer/peer.h"
-
-#include <fcntl.h>
 
 enum { BUCKETS = 1024 };
 
@@ -112,29 +109,6 @@ void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const v
 		rn_task_queue(&wire->task);
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
-}
-
-uint32_t rn_cm_link_number(const struct rn_cm_id *id)
-{
-	struct rn_cm_channel *channel = (struct rn_cm_channel *)id->id.channel;
-	uint32_t number;
-
-	if (id->sync || channel->number)
-		return channel->number;
-	if (!(fcntl(channel->channel.fd, F_GETFL) & O_NONBLOCK))
-		return 0;
-	channel->is_shared = true; /* before any other process learns of it */
-	number = rn_channel_register(channel->channel.fd, &channel->never_waits);
-	if (number != RN_NO_CHANNEL)
-		channel->number = number;
-	return channel->number;
-}
-
-void rn_cm_link_renumber(struct rn_cm_channel *channel)
-{
-	if (channel->number)
-		rn_channel_unregister(channel->number);
-	channel->number = 0;
 }
 
 void rn_cm_link_hear_mail(void)

@@ -12,15 +12,6 @@
 
 #include <stdlib.h>
 
-struct rn_cm_group {
-	struct rn_cm_group *next;
-	struct sockaddr_storage address;
-	union ibv_gid gid;
-	void *context;
-	bool send_only, attached;
-	unsigned owed; /* events that were read and not acknowledged; they point here */
-};
-
 enum { MULTICAST_QPN = 0xffffff };
 
 static struct rn_cm_group **find(struct rn_cm_id *id, const struct sockaddr *address)
@@ -104,32 +95,6 @@ RN_EXPORT int rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_
 	return join(id, attr->addr, attr->join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, context);
 }
 
-void rn_cm_multicast_owe(struct rn_cm_group *group)
-{
-	group->owed++;
-}
-
-void rn_cm_multicast_paid(struct rn_cm_group *group)
-{
-	group->owed--;
-}
-
-/* The program is about to read that it has joined. It may not have a queue pair to attach. */
-void rn_cm_multicast_joined(struct rn_cm_event *event)
-{
-	struct rn_cm_group *group = event->group;
-	int error;
-
-	if (!event->id->id.qp || group->send_only)
-		return;
-	error = ibv_attach_mcast(event->id->id.qp, &group->gid, 0);
-	group->attached = !error;
-	if (!error)
-		return;
-	event->event.event = RDMA_CM_EVENT_MULTICAST_ERROR;
-	event->event.status = -error;
-}
-
 RN_EXPORT int rdma_leave_multicast(struct rdma_cm_id *rdma_id, struct sockaddr *address)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
@@ -157,14 +122,4 @@ RN_EXPORT int rdma_leave_multicast(struct rdma_cm_id *rdma_id, struct sockaddr *
 		error = ibv_detach_mcast(rdma_id->qp, &group->gid, 0);
 	free(group);
 	return error ? rn_cm_error(error) : 0;
-}
-
-void rn_cm_multicast_forget(struct rn_cm_id *id)
-{
-	while (id->groups) {
-		struct rn_cm_group *group = id->groups;
-
-		id->groups = group->next;
-		free(group);
-	}
 }

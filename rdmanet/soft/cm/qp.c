@@ -13,6 +13,7 @@
 #include "cm/cm.h"
 
 #include <stdlib.h>
+#include <sys/random.h>
 
 enum {
 	/* 4.096 us * 2^18 is about a second, as the kernel takes for RoCE. */
@@ -35,6 +36,15 @@ bool rn_cm_path_to(const struct rn_cm_id *id, const union ibv_gid *gid, struct i
 			.traffic_class = id->tos},
 	};
 	return gid_index >= 0;
+}
+
+uint32_t rn_cm_random_psn(void)
+{
+	uint32_t psn = 0;
+
+	if (getrandom(&psn, sizeof psn, GRND_NONBLOCK) < 0)
+		psn = (uint32_t)rn_now_ns();
+	return psn & 0xffffff;
 }
 
 /* Datagrams need no peer: they go on to RTS at once. */

@@ -3,7 +3,7 @@
  * Synchronous identifiers: those without an event channel, whose calls wait for what they began.
  *
  * It has a private channel.  A call that starts something reads the event that ends it, and leaves the
- * event in id->event until the next call, where programs find the private data.  A
+ * event in id->event until the next call (rn_cm_complete), where programs find the private data.  A
  * listener's connections are synchronous too: rdma_get_request gives each a channel of its own.
  *
  * An endpoint is an identifier with its queue pair, made from what rdma_getaddrinfo has found.
@@ -15,32 +15,6 @@
 #include <stdlib.h>
 
 enum { RESOLVE_MS = 2000 };
-
-void rn_cm_put_event(struct rn_cm_id *id)
-{
-	struct rdma_cm_event *event = id->id.event;
-
-	id->id.event = NULL;
-	if (event)
-		rdma_ack_cm_event(event);
-}
-
-int rn_cm_complete(struct rn_cm_id *id)
-{
-	struct rdma_cm_event *event;
-
-	if (!id->sync)
-		return 0;
-	rn_cm_put_event(id);
-	if (rdma_get_cm_event(id->id.channel, &id->id.event))
-		return -1;
-	event = id->id.event;
-	if (!event->status)
-		return 0;
-	if (event->event == RDMA_CM_EVENT_REJECTED || event->status >= RN_REJ_SECRET_WANTED)
-		return rn_cm_error(ECONNREFUSED);
-	return rn_cm_error(event->status < 0 ? -event->status : event->status);
-}
 
 /* --- endpoints ---------------------------------------------------------------------------------- */
 
