@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a process says of connections over its link (cm/ask.c, cm/link.c): here, this process to itself.  A piece is: what
+ * What a process says of connections over its link (cm/asked.c, cm/link.c): here, this process to itself.  A piece is: what
  * kind of message; for which connection (0: the one that this process has asked for itself, else a token); whether the
  * rest lies over a proper request for one; the rest.  An odd first byte of the input: requests are accepted.  All ends
  * when the program has destroyed what it has.

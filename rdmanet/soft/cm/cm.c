@@ -100,7 +100,7 @@ RN_EXPORT int rdma_destroy_id(struct rdma_cm_id *rdma_id)
 	rn_cm_put_event(id);
 	pthread_mutex_lock(&rn_cm_lock);
 	if (id->state == RN_CM_LISTENING)
-		rn_cm_wire_listener_gone(id);
+		rn_cm_listener_gone(id);
 	if (id->state == RN_CM_LISTENING)
 		rn_cm_channel_renumber(rn_cm_channel(id->id.channel));
 	if (id->wire)

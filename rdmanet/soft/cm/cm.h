@@ -191,6 +191,9 @@ struct ibv_pd *rn_cm_known_pd(void);     /* the same, if it is there: since an a
 struct ibv_pd *rn_cm_default_pd(void);   /* for rdma_create_qp without one; NULL and errno */
 struct ibv_xrcd *rn_cm_default_xrcd(void); /* likewise, for an XRC target and its SRQ */
 
+/* Do this before the first context is opened. */
+void rn_cm_context_at_first(void (*what)(void));
+
 /* --- id.c --------------------------------------------------------------------------------------- */
 
 /* Created for a request, or by rdma_create_id. */
@@ -372,14 +375,13 @@ void rn_cm_wire_disconnect_qp(const struct ibv_qp *qp);
 void rn_cm_wire_abandon(struct rn_cm_wire *wire);
 
 /* The listener's source and timer. */
-void rn_cm_wire_listener_ready(struct rn_source *source, uint32_t epoll_events);
-void rn_cm_wire_listener_retry(struct rn_timer *timer);
+void rn_cm_listen_ready(struct rn_source *source, uint32_t epoll_events);
+void rn_cm_listen_retry(struct rn_timer *timer);
 /* A request was read or taken back: go on accepting if that was suspended. rn_cm_lock held. */
-void rn_cm_wire_listener_resume(struct rn_cm_id *listener);
-void rn_cm_wire_listener_gone(struct rn_cm_id *listener);
+void rn_cm_listener_resume(struct rn_cm_id *listener);
+void rn_cm_listener_gone(struct rn_cm_id *listener);
 
 /* How many connections were dropped because of what came over them, or did not come. */
 unsigned long rn_cm_wire_dropped(void);
-void rn_cm_wire_start(void); /* once: the stop and fork hooks */
 
 #endif

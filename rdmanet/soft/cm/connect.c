@@ -23,8 +23,8 @@ RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
 	if (id->state != RN_CM_BOUND)
 		return rn_cm_error(EINVAL);
 	id->backlog = backlog > 0 && backlog < BACKLOG_MAX ? (unsigned)backlog : BACKLOG_MAX;
-	id->accepting = (struct rn_source){.fd = id->bound_fd, .ready = rn_cm_wire_listener_ready};
-	id->accept_retry = (struct rn_timer){.fire = rn_cm_wire_listener_retry};
+	id->accepting = (struct rn_source){.fd = id->bound_fd, .ready = rn_cm_listen_ready};
+	id->accept_retry = (struct rn_timer){.fire = rn_cm_listen_retry};
 
 	if (rn_cm_listen(id))
 		return -1;
@@ -34,7 +34,7 @@ RN_EXPORT int rdma_listen(struct rdma_cm_id *rdma_id, int backlog)
 	if (error)
 		id->state = RN_CM_BOUND;
 	else
-		rn_cm_ask_listen(id);
+		rn_cm_listener_begins(id);
 	pthread_mutex_unlock(&rn_cm_lock);
 	return error ? rn_cm_error(error) : 0;
 }

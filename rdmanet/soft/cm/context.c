@@ -36,9 +36,6 @@ static struct {
 /* Objects of the parent's context are recognised as foreign by their own mark; here the context is forgotten. */
 static void forget_in_child(void)
 {
-	pthread_mutex_init(&rn_cm_lock, NULL);
-	pthread_cond_init(&rn_cm_acked, NULL);
-	rn_cm_event_forked();
 	pthread_mutex_init(&shared.lock, NULL);
 	shared.users = 0;
 	shared.context = NULL;
@@ -48,10 +45,17 @@ static void forget_in_child(void)
 	shared.handed_out = false;
 }
 
+static void (*start)(void);
+
+void rn_cm_context_at_first(void (*what)(void))
+{
+	start = what;
+}
+
 static void start_once(void)
 {
 	rn_at_fork_child(forget_in_child);
-	rn_cm_wire_start();
+	start();
 }
 
 static struct ibv_context *open_device(void)

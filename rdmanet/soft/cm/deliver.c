@@ -147,7 +147,7 @@ static struct rn_cm_event *take(struct rn_cm_channel *channel)
 		if (event->group)
 			event->group->owed++;
 		if (event->event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
-			rn_cm_wire_listener_resume(event->counted_on);
+			rn_cm_listener_resume(event->counted_on);
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 	return event;

@@ -66,7 +66,7 @@ static void say_token(struct rn_cm_wire *wire)
 	grow_up(wire);
 	if (getrandom(&token, sizeof token, GRND_NONBLOCK) != sizeof token || !token)
 		return;
-	rn_cm_link_name(wire, token);
+	rn_cm_wire_name(wire, token);
 	memcpy(handover.token, &token, sizeof handover.token);
 	rn_cm_wire_append(wire, RN_CM_HANDOVER, &handover);
 }
@@ -144,16 +144,4 @@ bool rn_cm_handover_is_cause(struct rn_cm_wire *wire)
 	if (is)
 		rn_cm_wire_close_socket(wire);
 	return is;
-}
-
-void rn_cm_handover_digest(struct rn_cm_wire *wire)
-{
-	static const uint8_t in_order[] = {RN_CM_MOVED, RN_CM_DREQ, RN_CM_DREP};
-
-	for (unsigned i = 0; i < sizeof in_order; i++) {
-		if (wire->over || !(wire->words & 1u << in_order[i]))
-			continue;
-		wire->words &= (uint16_t)~(1u << in_order[i]);
-		rn_cm_wire_hear(wire, in_order[i]);
-	}
 }

@@ -22,8 +22,6 @@
 #include "cm/wire.h"
 #include "peer/peer.h"
 
-enum { BUCKETS = 1024 };
-
 static void hear_mail(struct rn_task *task)
 {
 	rn_peers_hear_mail();
@@ -33,44 +31,9 @@ static void hear_mail(struct rn_task *task)
 
 static struct rn_task hearing = {.run = hear_mail};
 
-/* By their tokens, under rn_cm_lock. */
-static struct rn_cm_wire *named[BUCKETS];
-
-void rn_cm_link_name(struct rn_cm_wire *wire, uint64_t token)
-{
-	struct rn_cm_wire **at = &named[token % BUCKETS];
-
-	wire->token = token;
-	wire->next_named = *at;
-	*at = wire;
-}
-
-void rn_cm_link_forget(struct rn_cm_wire *wire)
-{
-	struct rn_cm_wire **at = &named[wire->token % BUCKETS];
-
-	if (!wire->token)
-		return;
-	while (*at != wire)
-		at = &(*at)->next_named;
-	*at = wire->next_named;
-	wire->token = 0;
-}
-
 void rn_cm_link_forked(void)
 {
 	hearing.link = NULL;
-	memset(named, 0, sizeof named);
-}
-
-struct rn_cm_wire *rn_cm_link_find(const void *process, enum rn_cm_link_side side, uint64_t token)
-{
-	struct rn_cm_wire *wire = token ? named[token % BUCKETS] : NULL;
-
-	while (wire && (wire->token != token || wire->side != side || !wire->watched ||
-			rn_peer_process(wire->death.peer) != process))
-		wire = wire->next_named;
-	return wire;
 }
 
 /* Keep it for the wire's task: this is the peers' turn. */
@@ -94,12 +57,8 @@ void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const v
 {
 	struct rn_cm_wire *wire;
 
-	if (what == RN_CM_LINK_ASKS) {
-		rn_cm_asked(process, token, message, length);
-		return;
-	}
 	pthread_mutex_lock(&rn_cm_lock);
-	wire = rn_cm_link_find(process, (enum rn_cm_link_side)(what & ~RN_CM_LINK_LAST), token);
+	wire = rn_cm_wire_find(process, (enum rn_cm_link_side)(what & ~RN_CM_LINK_LAST), token);
 	if (wire) {
 		wire->has_left |= (what & RN_CM_LINK_LAST) != 0;
 		if (wire->side && !length)
@@ -119,13 +78,26 @@ void rn_cm_link_hear_mail(void)
 	rn_tasks_run_here();
 }
 
+/* Of a connection that was handed over; what came over the link, with the lock. */
+static void digest_words(struct rn_cm_wire *wire)
+{
+	static const uint8_t in_order[] = {RN_CM_MOVED, RN_CM_DREQ, RN_CM_DREP};
+
+	for (unsigned i = 0; i < sizeof in_order; i++) {
+		if (wire->over || !(wire->words & 1u << in_order[i]))
+			continue;
+		wire->words &= (uint16_t)~(1u << in_order[i]);
+		rn_cm_wire_hear(wire, in_order[i]);
+	}
+}
+
 void rn_cm_link_digest(struct rn_cm_wire *wire)
 {
 	rn_cm_lock_to_tell();
 	if (!wire->over && wire->side)
 		rn_cm_wire_digest(wire);
 	else if (!wire->over)
-		rn_cm_handover_digest(wire);
+		digest_words(wire);
 	if (!wire->over && wire->words)
 		rn_cm_wire_drop(wire, RN_WARN_LANGUAGE, "its process said by the link what makes no sense there");
 	if (!wire->over && wire->side && wire->hung_up)

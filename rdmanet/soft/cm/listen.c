@@ -28,7 +28,6 @@ enum {
 	RESERVE_MAX = 32,
 	UNMET_MAX = 32,    /* that are counted */
 	LINK_DESCRIPTORS = 8, /* that a link to another process needs while it is made; it keeps five */
-	NO_STRANGER = -1,
 };
 
 /* --- descriptors --------------------------------------------------------------------------------- */
@@ -70,15 +69,6 @@ void rn_cm_listen_stop(void)
 void rn_cm_listen_forked(void)
 {
 	spare = -1;
-}
-
-bool rn_cm_has_descriptors(void)
-{
-	int fd = rn_fd_own(eventfd(0, EFD_CLOEXEC));
-	bool none = fd < 0 && (errno == EMFILE || errno == ENFILE);
-
-	rn_fd_close(fd);
-	return !none;
 }
 
 /* Processes of this host that have a connection here and will want a link, by the ports of their queue pairs; so many at
@@ -208,68 +198,6 @@ static void warn_of_shortage(const struct rn_cm_id *listener, const char *what)
 		what);
 }
 
-/* rn_cm_lock held. */
-static int kind_of(const struct rn_cm_wire *wire)
-{
-	switch (wire->phase) {
-	case RN_CM_WIRE_ACCEPTED:
-	case RN_CM_WIRE_CHALLENGED:
-		return RN_STRANGER_SILENT;
-	case RN_CM_WIRE_PROVEN:
-	case RN_CM_WIRE_REP_SENT:
-		return RN_STRANGER_KNOWN;
-	default:
-		return NO_STRANGER;
-	}
-}
-
-void rn_cm_listen_leave(struct rn_stranger *stranger)
-{
-	struct rn_cm_wire *wire = RN_OWNER(stranger, struct rn_cm_wire, stranger);
-	bool stays, is_said;
-
-	if (wire->side)
-		rn_cm_link_hear_late(wire);
-	else if (stranger->kind == RN_STRANGER_KNOWN)
-		rn_cm_wire_receive(wire); /* its RTU may lie there, too */
-	pthread_mutex_lock(&rn_cm_lock);
-	stays = wire->over || kind_of(wire) == NO_STRANGER;
-	is_said = !wire->out_length && !wire->sending_length;
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (stays) {
-		rn_task_post(&wire->task);
-		return;
-	}
-	if (is_said && !wire->side)
-		rn_cm_say_no(wire->source.fd, RN_REJ_NO_RESOURCES);
-	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && wire->side)
-		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_CONSUMER_DEFINED);
-	if (!wire->over && wire->side)
-		rn_cm_wire_say_reject(wire, RN_REJ_NO_RESOURCES, NULL, 0);
-	else if (!wire->over)
-		rn_cm_wire_lost(wire, 0);
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (wire->side)
-		rn_cm_link_flush(wire);
-	rn_cm_wire_sweep(wire);
-}
-
-void rn_cm_listen_look(struct rn_cm_wire *wire)
-{
-	int kind;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	kind = wire->over ? NO_STRANGER : kind_of(wire);
-	wire->stranger.has_spoken = wire->phase != RN_CM_WIRE_ACCEPTED;
-	rn_cm_ask_look(wire);
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (kind == NO_STRANGER || (kind == RN_STRANGER_KNOWN && !rn_guarded(RN_GUARD_HALF_OPEN)))
-		rn_stranger_forget(&wire->stranger);
-	else if (kind == RN_STRANGER_KNOWN && !(wire->stranger.link && wire->stranger.kind == kind))
-		rn_stranger_add(&wire->stranger, RN_STRANGER_KNOWN);
-}
-
 /* Make a wire for this socket, which then owns it. */
 static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockaddr_storage *far)
 {
@@ -304,7 +232,6 @@ static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockadd
 		rn_fd_close(fd);
 		return NULL;
 	}
-	wire->stranger.leave = rn_cm_listen_leave;
 	if (by_name)
 		wire->stranger.from = rn_stranger_user(fd);
 	else
@@ -348,7 +275,7 @@ static bool accept_one(struct rn_cm_id *listener)
 		return true;
 	rn_cm_wire_set_timer_ms(wire, rn_settings.silence_ms);
 	rn_cm_wire_receive(wire); /* the request has mostly arrived already */
-	rn_cm_listen_look(wire);
+	rn_cm_wire_look(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_wire_sweep(wire);
 	pthread_mutex_lock(&rn_cm_lock);
@@ -357,7 +284,7 @@ static bool accept_one(struct rn_cm_id *listener)
 	return more;
 }
 
-void rn_cm_wire_listener_ready(struct rn_source *source, uint32_t epoll_events)
+void rn_cm_listen_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct rn_cm_id *listener = RN_OWNER(source, struct rn_cm_id, accepting);
 
@@ -366,7 +293,7 @@ void rn_cm_wire_listener_ready(struct rn_source *source, uint32_t epoll_events)
 		;
 }
 
-void rn_cm_wire_listener_retry(struct rn_timer *timer)
+void rn_cm_listen_retry(struct rn_timer *timer)
 {
 	struct rn_cm_id *listener = RN_OWNER(timer, struct rn_cm_id, accept_retry);
 
@@ -374,24 +301,4 @@ void rn_cm_wire_listener_retry(struct rn_timer *timer)
 	if (!listener->paused)
 		rn_source_modify(&listener->accepting, EPOLLIN);
 	pthread_mutex_unlock(&rn_cm_lock);
-}
-
-void rn_cm_wire_listener_resume(struct rn_cm_id *listener)
-{
-	listener->unread_requests--;
-	if (!listener->paused || listener->unread_requests >= listener->backlog)
-		return;
-	listener->paused = false;
-	rn_source_modify(&listener->accepting, EPOLLIN);
-}
-
-void rn_cm_wire_listener_gone(struct rn_cm_id *listener)
-{
-	rn_cm_ask_listener_gone(listener);
-	for (struct rn_list *item = rn_cm_wires.next; item != &rn_cm_wires; item = item->next) {
-		struct rn_cm_wire *wire = RN_OWNER(item, struct rn_cm_wire, link);
-
-		if (wire->listener == listener)
-			wire->listener = NULL; /* a request that still comes is rejected */
-	}
 }

@@ -11,33 +11,7 @@
 #include "base/guard.h"
 #include "cm/wire.h"
 
-#include <stdlib.h>
-
-static void put_header(enum rn_cm_message type, void *message)
-{
-	struct rn_cm_header *header = message;
-
-	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_WIRE_VERSION, (uint8_t)type,
-					htobe16(rn_cm_message_length[type])};
-}
-
-void rn_cm_wire_append(struct rn_cm_wire *wire, enum rn_cm_message type, void *message)
-{
-	unsigned length = rn_cm_message_length[type];
-
-	if (wire->out_length + length > sizeof wire->out)
-		return; /* the peer has not read for a whole conversation */
-	put_header(type, message);
-	memcpy(wire->out + wire->out_length, message, length);
-	wire->out_length += length;
-}
-
-void rn_cm_wire_say(struct rn_cm_wire *wire, enum rn_cm_message type)
-{
-	struct rn_cm_header header;
-
-	rn_cm_wire_append(wire, type, &header);
-}
+#include <sys/eventfd.h>
 
 void rn_cm_wire_say_wait(struct rn_cm_wire *wire)
 {
@@ -49,7 +23,7 @@ void rn_cm_say_no(int fd, int reason)
 {
 	struct rn_cm_rej rej = {.reason = htobe16((uint16_t)reason)};
 
-	put_header(RN_CM_REJ, &rej);
+	rn_cm_put_header(RN_CM_REJ, &rej);
 	if (send(fd, &rej, sizeof rej, MSG_NOSIGNAL | MSG_DONTWAIT) > 0)
 		rn_cm_hang_up(fd);
 }
@@ -139,7 +113,7 @@ void rn_cm_wire_accept(struct rn_cm_wire *wire, const struct rn_cm_param *param)
 		.asker_number = htobe16(wire->asker_number),
 		.ece_vendor = htobe32(wire->id->local_ece.vendor_id),
 		.ece_options = htobe32(wire->id->local_ece.options),
-		.mail_channel = htobe32(rn_cm_ask_number(wire)),
+		.mail_channel = htobe32(rn_cm_listener_number(wire)),
 	};
 
 	if (param->private_length)
@@ -244,6 +218,16 @@ void rn_cm_wire_disconnect_qp(const struct ibv_qp *qp)
 	}
 }
 
+/* Could the program have another one now? */
+static bool has_descriptors(void)
+{
+	int fd = rn_fd_own(eventfd(0, EFD_CLOEXEC));
+	bool none = fd < 0 && (errno == EMFILE || errno == ENFILE);
+
+	rn_fd_close(fd);
+	return !none;
+}
+
 void rn_cm_wire_abandon(struct rn_cm_wire *wire)
 {
 	wire->id->wire = NULL;
@@ -261,7 +245,7 @@ void rn_cm_wire_abandon(struct rn_cm_wire *wire)
 			rn_cm_wire_say_reject(wire, RN_REJ_TIMEOUT, NULL, 0);
 		break;
 	case RN_CM_WIRE_REQ_RECEIVED:
-		rn_cm_wire_say_reject(wire, rn_cm_has_descriptors() ? RN_REJ_CONSUMER_DEFINED : RN_REJ_NO_RESOURCES, NULL, 0);
+		rn_cm_wire_say_reject(wire, has_descriptors() ? RN_REJ_CONSUMER_DEFINED : RN_REJ_NO_RESOURCES, NULL, 0);
 		break;
 	case RN_CM_WIRE_REP_SENT:
 	case RN_CM_WIRE_REP_RECEIVED:

@@ -24,11 +24,6 @@
 
 static const char active_role[] = "cm active", passive_role[] = "cm passive";
 
-bool rn_cm_secret_is_set(void)
-{
-	return rn_settings.has_secret && rn_guarded(RN_GUARD_CM_SECRET);
-}
-
 bool rn_cm_secret_begin(struct rn_cm_wire *wire, enum rn_cm_message type, const void *request)
 {
 	struct rn_cm_secret_hello *hello = &wire->hellos[0];

@@ -10,7 +10,6 @@
 
 enum {
 	BUFFERS_PER_CALL = 2,
-	HANG_UP_BUFFERS = 64,
 };
 
 static void lost_unlocked(struct rn_cm_wire *wire, int error)
@@ -48,17 +47,6 @@ static bool take_output(struct rn_cm_wire *wire)
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 	return wire->sending_length != 0;
-}
-
-/* A socket that is closed with unread input discards its last output. So input is read first, but not for ever: a peer
- * that goes on sending loses the answer. */
-void rn_cm_hang_up(int fd)
-{
-	unsigned char unread[512];
-
-	shutdown(fd, SHUT_WR);
-	for (int i = 0; i < HANG_UP_BUFFERS && recv(fd, unread, sizeof unread, MSG_DONTWAIT) > 0; i++)
-		;
 }
 
 /* Everything was sent, and no answer is due. What the program has said since take_output() has queued the task again. */
@@ -143,19 +131,6 @@ void rn_cm_wire_receive(struct rn_cm_wire *wire)
 		more = !wire->over && ((size_t)got == room || expects_end(wire));
 		rn_cm_unlock_and_tell();
 	}
-}
-
-/* Whose death is to be known is known since its answer, or ours. */
-static void watch(struct rn_cm_wire *wire)
-{
-	uint16_t port;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	port = wire->over ? 0 : wire->watch_port;
-	wire->watch_port = 0;
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (port && !wire->watched)
-		wire->watched = !rn_peer_watch_death(port, &wire->death);
 }
 
 static enum rn_cm_wire_phase first_word(const struct rn_cm_wire *wire)
@@ -336,7 +311,7 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 	}
 }
 
-static void finish_connecting(struct rn_cm_wire *wire)
+void rn_cm_wire_connected(struct rn_cm_wire *wire)
 {
 	int error = 0;
 	socklen_t length = sizeof error;
@@ -347,39 +322,4 @@ static void finish_connecting(struct rn_cm_wire *wire)
 		connected(wire);
 	else if (error != ECONNREFUSED || !try_again(wire, REFUSED_MS))
 		lost_unlocked(wire, error);
-}
-
-void rn_cm_wire_get_on(struct rn_cm_wire *wire)
-{
-	rn_cm_listen_look(wire);
-	watch(wire);
-	rn_cm_handover_begin(wire);
-	rn_cm_wire_flush(wire);
-	rn_cm_handover_go_on(wire);
-	rn_cm_wire_sweep(wire);
-}
-
-void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events)
-{
-	struct rn_cm_wire *wire = RN_OWNER(source, struct rn_cm_wire, source);
-
-	if (wire->connecting)
-		finish_connecting(wire);
-	else if (epoll_events & ~(uint32_t)EPOLLOUT)
-		rn_cm_wire_receive(wire);
-	rn_cm_wire_get_on(wire);
-}
-
-void rn_cm_wire_changed(struct rn_task *task)
-{
-	struct rn_cm_wire *wire = RN_OWNER(task, struct rn_cm_wire, task);
-	bool start;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	start = !wire->over && wire->connecting && !wire->source.slot && !wire->again;
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (start)
-		rn_cm_wire_connect_socket(wire);
-	rn_cm_link_digest(wire);
-	rn_cm_wire_get_on(wire);
 }

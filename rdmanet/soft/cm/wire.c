@@ -42,24 +42,33 @@
  * call: the program's thread, which may run an event loop, would wait for it.  Between processes that map each other a
  * wire needs its socket only until the connection is established, or not at all.
  *
- *     wire.c     a wire's life, and what its end means
- *     message.c  what is sent
- *     hear.c     what is received, and in which phase
- *     secret.c   what is proven before that
- *     socket.c   bytes out and in
- *     listen.c   where wires of the passive side come from
- *     handover.c how they get by without their socket; link.c: what they say then; ask.c: how they begin without
+ * From the top:
+ *
+ *     start.c     how all of this begins, and ends
+ *     listen.c    where wires of the passive side come from; asked.c: those without a socket
+ *     callbacks.c what the engine calls
+ *     socket.c    bytes out and in
+ *     handover.c  how wires get by without their socket; link.c: what they say then
+ *     hear.c      what is received, and in which phase
+ *     message.c   what is sent
+ *     secret.c    what is proven before that; ask.c: how a wire begins without a socket
+ *     listeners.c who listens, and whom they have been asked for
+ *     wire.c      a wire, and what its end means
  */
 #define _GNU_SOURCE
 #include "base/extras.h"
 #include "cm/wire.h"
+#include "peer/peer.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { BUCKETS = 1024, HANG_UP_BUFFERS = 64 };
+
 struct rn_list rn_cm_wires = {&rn_cm_wires, &rn_cm_wires};
+static struct rn_cm_wire *named[BUCKETS]; /* by their tokens, under rn_cm_lock */
 static _Atomic unsigned long dropped;
 
 enum rn_cm_wire_phase rn_cm_wire_phase(const struct rn_cm_wire *wire)
@@ -74,9 +83,18 @@ unsigned long rn_cm_wire_dropped(void)
 
 /* --- life --------------------------------------------------------------------------------------- */
 
-static void timed_out(struct rn_timer *timer);
-static void peer_died(struct rn_death *death, bool failed);
-static void peer_linked(struct rn_death *death);
+static const struct rn_cm_wire_calls *calls;
+
+void rn_cm_wire_register(const struct rn_cm_wire_calls *its)
+{
+	calls = its;
+}
+
+void rn_cm_wire_forked(void)
+{
+	rn_list_init(&rn_cm_wires);
+	memset(named, 0, sizeof named);
+}
 
 void rn_cm_wire_set_timer_ms(struct rn_cm_wire *wire, uint64_t ms)
 {
@@ -91,11 +109,12 @@ struct rn_cm_wire *rn_cm_wire_new(enum rn_cm_wire_phase phase)
 		return NULL;
 	wire->phase = phase;
 	wire->connecting = phase == RN_CM_WIRE_CONNECTING;
-	wire->source = (struct rn_source){.fd = -1, .ready = rn_cm_wire_ready};
-	wire->timer.fire = timed_out;
-	wire->task.run = rn_cm_wire_changed;
-	wire->death.dead = peer_died;
-	wire->death.linked = peer_linked;
+	wire->source = (struct rn_source){.fd = -1, .ready = calls->ready};
+	wire->timer.fire = calls->fire;
+	wire->task.run = calls->run;
+	wire->death.dead = calls->dead;
+	wire->death.linked = calls->linked;
+	wire->stranger.leave = calls->leave;
 	rn_list_add(&rn_cm_wires, &wire->link);
 	return wire;
 }
@@ -105,14 +124,6 @@ void rn_cm_wire_close_socket(struct rn_cm_wire *wire)
 	rn_source_remove(&wire->source);
 	rn_fd_close(wire->source.fd);
 	wire->source.fd = -1;
-}
-
-static void let_go(struct rn_cm_wire *wire)
-{
-	rn_cm_wire_close_socket(wire);
-	if (wire->watched)
-		rn_peer_unwatch_death(&wire->death);
-	wire->watched = wire->moved = false;
 }
 
 void rn_cm_wire_finish(struct rn_cm_wire *wire)
@@ -128,87 +139,76 @@ void rn_cm_wire_finish(struct rn_cm_wire *wire)
 	wire->id = NULL;
 }
 
-void rn_cm_wire_sweep(struct rn_cm_wire *wire)
-{
-	bool waits, is_over;
+/* --- its name between two processes: link.c --------------------------------------------------------- */
 
-	pthread_mutex_lock(&rn_cm_lock);
-	is_over = wire->over;
-	pthread_mutex_unlock(&rn_cm_lock);
-	if (!is_over)
+void rn_cm_wire_name(struct rn_cm_wire *wire, uint64_t token)
+{
+	struct rn_cm_wire **at = &named[token % BUCKETS];
+
+	wire->token = token;
+	wire->next_named = *at;
+	*at = wire;
+}
+
+void rn_cm_wire_unname(struct rn_cm_wire *wire)
+{
+	struct rn_cm_wire **at = &named[wire->token % BUCKETS];
+
+	if (!wire->token)
 		return;
-	rn_cm_link_end(wire);
-	pthread_mutex_lock(&rn_cm_lock);
-	rn_cm_handover_forget(wire);
-	rn_cm_link_forget(wire);
-	rn_cm_ask_look(wire);
-	rn_cm_ask_forget(wire);
-	waits = wire->id != NULL; /* see rn_cm_wire_finish() */
-	if (waits) {
-		wire->over = false;
-		wire->in_length = 0;
-	} else {
-		rn_list_del(&wire->link);
-	}
-	pthread_mutex_unlock(&rn_cm_lock);
-
-	rn_stranger_forget(&wire->stranger);
-	let_go(wire);
-	if (waits) {
-		rn_cm_wire_set_timer_ms(wire, rn_settings.timewait_ms);
-		return;
-	}
-	rn_timer_cancel(&wire->timer);
-	rn_task_cancel(&wire->task);
-	free(wire);
+	while (*at != wire)
+		at = &(*at)->next_named;
+	*at = wire->next_named;
+	wire->token = 0;
 }
 
-/* The engine stops. Identifiers that the program has left open stay unconnected. */
-static void stop_all(void)
+struct rn_cm_wire *rn_cm_wire_find(const void *process, enum rn_cm_link_side side, uint64_t token)
 {
-	struct rn_cm_wire *wire;
+	struct rn_cm_wire *wire = token ? named[token % BUCKETS] : NULL;
 
-	do {
-		wire = NULL;
-		pthread_mutex_lock(&rn_cm_lock);
-		if (!rn_list_empty(&rn_cm_wires)) {
-			wire = RN_OWNER(rn_cm_wires.next, struct rn_cm_wire, link);
-			if (wire->id)
-				wire->id->wire = NULL;
-			wire->id = NULL;
-			wire->over = true;
-		}
-		pthread_mutex_unlock(&rn_cm_lock);
-		if (wire)
-			rn_cm_wire_sweep(wire);
-	} while (wire);
-	rn_cm_listen_stop();
+	while (wire && (wire->token != token || wire->side != side || !wire->watched ||
+			rn_peer_process(wire->death.peer) != process))
+		wire = wire->next_named;
+	return wire;
 }
 
-static void forget_in_child(void)
+/* --- its output: message.c -------------------------------------------------------------------------- */
+
+void rn_cm_put_header(enum rn_cm_message type, void *message)
 {
-	rn_list_init(&rn_cm_wires);
-	rn_cm_handover_forked();
-	rn_cm_link_forked();
-	rn_cm_ask_forked();
-	rn_cm_listen_forked();
+	struct rn_cm_header *header = message;
+
+	*header = (struct rn_cm_header){htobe32(RN_CM_MAGIC), RN_WIRE_VERSION, (uint8_t)type,
+					htobe16(rn_cm_message_length[type])};
 }
 
-/* It was ended by iWARP's rules. */
-static void disconnect_terminated(struct ibv_qp *qp)
+void rn_cm_wire_append(struct rn_cm_wire *wire, enum rn_cm_message type, void *message)
 {
-	pthread_mutex_lock(&rn_cm_lock);
-	rn_cm_wire_disconnect_qp(qp);
-	rn_cm_unlock();
+	unsigned length = rn_cm_message_length[type];
+
+	if (wire->out_length + length > sizeof wire->out)
+		return; /* the peer has not read for a whole conversation */
+	rn_cm_put_header(type, message);
+	memcpy(wire->out + wire->out_length, message, length);
+	wire->out_length += length;
 }
 
-void rn_cm_wire_start(void)
+void rn_cm_wire_say(struct rn_cm_wire *wire, enum rn_cm_message type)
 {
-	rn_at_qp_terminated(disconnect_terminated);
-	rn_peers_register_connections(rn_cm_link_hear);
-	rn_peers_start(); /* a wire lets go of the peer that it watches */
-	rn_at_engine_stop(stop_all);
-	rn_at_fork_child(forget_in_child);
+	struct rn_cm_header header;
+
+	rn_cm_wire_append(wire, type, &header);
+}
+
+/* A socket that is closed with unread input discards its last output. So input is read first, but not for ever: a peer
+ * that goes on sending loses the answer. */
+void rn_cm_hang_up(int fd)
+{
+	unsigned char unread[512];
+
+	shutdown(fd, SHUT_WR);
+	for (int i = 0; i < HANG_UP_BUFFERS && recv(fd, unread, sizeof unread, MSG_DONTWAIT) > 0; i++)
+		;
 }
 
 /* --- the end of a wire: engine, rn_cm_lock held -------------------------------------------------- */
@@ -373,35 +373,6 @@ void rn_cm_wire_not_ours(struct rn_cm_wire *wire, const char *why)
 	rn_cm_wire_finish(wire);
 }
 
-static void peer_died(struct rn_death *death, bool failed)
-{
-	struct rn_cm_wire *wire = RN_OWNER(death, struct rn_cm_wire, death);
-	bool goes_on;
-
-	if (failed)
-		return; /* its memory can't be reached, but it lives */
-	/* What it sent before is still to be read: it may have connected, or disconnected, and then ended. */
-	if (!wire->moved && !wire->connecting && wire->source.fd >= 0)
-		rn_cm_wire_receive(wire);
-	rn_cm_link_digest(wire);
-	goes_on = rn_cm_ask_may_go_on(wire);
-	pthread_mutex_lock(&rn_cm_lock);
-	if (!wire->over && goes_on) {
-		rn_cm_ask_by_socket(wire);
-	} else if (!wire->over) {
-		wire->hung_up = true;
-		rn_cm_wire_lost(wire, 0);
-	}
-	pthread_mutex_unlock(&rn_cm_lock);
-	rn_cm_wire_sweep(wire);
-}
-
-/* The socket may not be needed any more. */
-static void peer_linked(struct rn_death *death)
-{
-	rn_task_post(&RN_OWNER(death, struct rn_cm_wire, death)->task);
-}
-
 RN_EXPORT int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *rdma_id)
 {
 	struct rn_cm_id *id = rn_cm_id(rdma_id);
@@ -426,75 +397,4 @@ RN_EXPORT int rdmanet_soft_cm_peer_user(struct rdma_cm_id *rdma_id, uid_t *user)
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 	return way;
-}
-
-/* The time limit of this phase has passed. With rn_cm_lock held. */
-static void end_phase(struct rn_cm_wire *wire)
-{
-	switch (wire->phase) {
-	case RN_CM_WIRE_ACCEPTED:
-	case RN_CM_WIRE_CHALLENGED:
-	case RN_CM_WIRE_PROVEN:
-		rn_cm_wire_drop(wire, RN_WARN_SILENCE, "it stopped answering");
-		break;
-	case RN_CM_WIRE_HELLO_SENT:
-	case RN_CM_WIRE_REQ_SENT:
-		if (!wire->is_ours) {
-			rn_cm_wire_not_ours(wire, "it accepts connections but sends nothing");
-			break;
-		}
-		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
-		rn_cm_wire_finish(wire);
-		break;
-	case RN_CM_WIRE_CONNECTING:
-	case RN_CM_WIRE_REP_SENT:
-		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
-		rn_cm_wire_finish(wire);
-		break;
-	case RN_CM_WIRE_DREQ_SENT:
-		rn_cm_wire_lost(wire, 0);
-		break;
-	case RN_CM_WIRE_TIMEWAIT:
-		if (wire->id)
-			rn_cm_tell(wire->id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
-		rn_cm_wire_finish(wire);
-		break;
-	case RN_CM_WIRE_CLOSING:
-		rn_cm_wire_finish(wire);
-		break;
-	case RN_CM_WIRE_REQ_RECEIVED: /* the program may take any time, but the peer should know that it does */
-		rn_cm_wire_say_wait(wire);
-		break;
-	case RN_CM_WIRE_ESTABLISHED:
-		if (wire->source.fd < 0 && !wire->peer_moved)
-			rn_cm_wire_lost(wire, 0);
-		rn_cm_handover_timer(wire);
-		break;
-	case RN_CM_WIRE_REP_RECEIVED:
-		break; /* the program may take any time */
-	}
-}
-
-static void timed_out(struct rn_timer *timer)
-{
-	struct rn_cm_wire *wire = RN_OWNER(timer, struct rn_cm_wire, timer);
-	bool again;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	again = wire->again && !wire->over && wire->phase == RN_CM_WIRE_CONNECTING;
-	pthread_mutex_unlock(&rn_cm_lock);
-	wire->again = false;
-	if (again) {
-		rn_cm_wire_connect_socket(wire);
-		rn_cm_wire_flush(wire);
-		rn_cm_wire_sweep(wire);
-		return;
-	}
-	rn_cm_link_hear_late(wire);
-	pthread_mutex_lock(&rn_cm_lock);
-	/* The program may have gone on meanwhile, by accepting or rejecting: then the timer is that phase's. */
-	if (!wire->over && !wire->timer.is_set)
-		end_phase(wire);
-	pthread_mutex_unlock(&rn_cm_lock);
-	rn_cm_wire_get_on(wire);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The inside of a wire: what goes over it, and what wire.c, message.c, hear.c,
- * socket.c and listen.c share.  wire.c describes a wire's life.
+ * The inside of a wire: what goes over it, and what the files that wire.c lists share.  wire.c describes a wire's life.
  */
 #ifndef RDMANET_SOFT_CM_WIRE_H
 #define RDMANET_SOFT_CM_WIRE_H
 
+#include "base/guard.h"
 #include "base/secret.h"
 #include "base/stranger.h"
 #include "base/version.h"
@@ -233,13 +233,35 @@ extern struct rn_list rn_cm_wires;
 
 /* --- wire.c ---------------------------------------------------------------------------------- */
 
+/* What the engine calls: callbacks.c. */
+struct rn_cm_wire_calls {
+	void (*ready)(struct rn_source *source, uint32_t epoll_events);
+	void (*fire)(struct rn_timer *timer);
+	void (*run)(struct rn_task *task); /* the program has changed something */
+	void (*dead)(struct rn_death *death, bool failed);
+	void (*linked)(struct rn_death *death);
+	void (*leave)(struct rn_stranger *stranger); /* a stranger has to go */
+};
+void rn_cm_wire_register(const struct rn_cm_wire_calls *calls);
+void rn_cm_wire_forked(void);
+
 void rn_cm_wire_set_timer_ms(struct rn_cm_wire *wire, uint64_t ms);
 void rn_cm_wire_close_socket(struct rn_cm_wire *wire); /* on the engine */
 struct rn_cm_wire *rn_cm_wire_new(enum rn_cm_wire_phase phase); /* rn_cm_lock held */
 /* The wire is done: from now on its identifier has none, unless it waits for TIMEWAIT_EXIT. rn_cm_lock held. */
 void rn_cm_wire_finish(struct rn_cm_wire *wire);
-/* Last in each of the engine's callbacks: nothing but this frees a wire. Without the lock. */
-void rn_cm_wire_sweep(struct rn_cm_wire *wire);
+
+/* By its token; with rn_cm_lock held. */
+void rn_cm_wire_name(struct rn_cm_wire *wire, uint64_t token);
+void rn_cm_wire_unname(struct rn_cm_wire *wire);
+struct rn_cm_wire *rn_cm_wire_find(const void *process, enum rn_cm_link_side side, uint64_t token);
+
+/* The message begins with a header, which is filled in. Any thread, rn_cm_lock held. */
+void rn_cm_wire_append(struct rn_cm_wire *wire, enum rn_cm_message type, void *message);
+void rn_cm_wire_say(struct rn_cm_wire *wire, enum rn_cm_message type); /* a message that is only a header */
+void rn_cm_put_header(enum rn_cm_message type, void *message);
+/* Everything was sent; the socket can be closed. */
+void rn_cm_hang_up(int fd);
 
 /* On the engine, with rn_cm_lock held. error: of the socket, or 0 for EOF and death. */
 void rn_cm_wire_lost(struct rn_cm_wire *wire, int error);
@@ -255,16 +277,57 @@ void rn_cm_wire_tell_failed(struct rn_cm_wire *wire, enum rdma_cm_event_type typ
 void rn_cm_wire_tell_refused(struct rn_cm_wire *wire, enum rdma_cm_event_type type, int status, const void *data,
 			     uint8_t length, size_t field);
 
+/* --- listeners.c: with rn_cm_lock held, any thread ------------------------------------------------ */
+
+void rn_cm_listener_begins(struct rn_cm_id *id);
+struct rn_cm_id *rn_cm_listener_find(uint64_t cookie);
+/* For REP: the number of the channel whose reader hears what comes for this connection and for its listener; 0: they have
+ * two, or there is no listener any more. */
+uint32_t rn_cm_listener_number(const struct rn_cm_wire *wire);
+/* Connections that listeners were asked for by a link, and that wait for the program or for the asker. */
+bool rn_cm_asked_is_full(void); /* no more of them */
+void rn_cm_asked_begins(struct rn_cm_wire *wire);
+uint16_t rn_cm_asked_take_number(void);      /* for the asker's port; 0: none is left */
+void rn_cm_asked_look(struct rn_cm_wire *wire); /* does it still wait? */
+void rn_cm_asked_forget(struct rn_cm_wire *wire); /* give its number back */
+void rn_cm_listeners_forked(void);
+
+/* --- ask.c: on the engine ----------------------------------------------------------------------- */
+
+/* Ask by a link. False: connect by a socket. Without the lock. */
+bool rn_cm_ask(struct rn_cm_wire *wire);
+/* The same, if it was asked for by a link in vain. With the lock. */
+void rn_cm_ask_by_socket(struct rn_cm_wire *wire);
+/* With the lock; false: out of turn. */
+bool rn_cm_ask_hear_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header);
+bool rn_cm_ask_may_go_on(const struct rn_cm_wire *wire); /* its process has ended; without the lock */
+
+/* --- secret.c: on the engine, with rn_cm_lock held --------------------------------------------- */
+
+/* Does the connection manager require a secret? */
+static inline bool rn_cm_secret_is_set(void)
+{
+	return rn_settings.has_secret && rn_guarded(RN_GUARD_CM_SECRET);
+}
+
+/* Send the active side's first message; the request waits until the passive side has proven that it knows the secret.
+ * Any thread. False: the kernel has no random bytes. */
+bool rn_cm_secret_begin(struct rn_cm_wire *wire, enum rn_cm_message type, const void *request);
+/* False: out of turn. */
+bool rn_cm_secret_on_hello(struct rn_cm_wire *wire, const struct rn_cm_secret_hello *hello);
+bool rn_cm_secret_on_challenge(struct rn_cm_wire *wire, const struct rn_cm_secret_challenge *challenge);
+bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_secret_proof *proof);
+/* Handle a request from a side that has proven nothing, and the rejection of our own proof. */
+void rn_cm_secret_missing(struct rn_cm_wire *wire);
+void rn_cm_secret_refused(struct rn_cm_wire *wire);
+
 /* --- message.c ------------------------------------------------------------------------------- */
 
-/* The message begins with a header, which is filled in. Any thread, rn_cm_lock held. */
-void rn_cm_wire_append(struct rn_cm_wire *wire, enum rn_cm_message type, void *message);
 /* MRA: the request has come, and the answer will take its time. rn_cm_lock held. */
 void rn_cm_wire_say_wait(struct rn_cm_wire *wire);
 /* Send REJ without a wire. On the engine. */
 void rn_cm_say_no(int fd, int reason);
-/* Send a message that is only a header; and REJ, with which the wire ends. rn_cm_lock held. */
-void rn_cm_wire_say(struct rn_cm_wire *wire, enum rn_cm_message type);
+/* REJ, with which the wire ends. rn_cm_lock held. */
 void rn_cm_wire_say_reject(struct rn_cm_wire *wire, int reason, const void *private_data, uint8_t length);
 /* RTU has come, or the program knows that it will come. */
 void rn_cm_wire_established(struct rn_cm_wire *wire);
@@ -282,45 +345,11 @@ void rn_cm_wire_digest(struct rn_cm_wire *wire);
 /* Handle a message that is only a header. */
 void rn_cm_wire_hear(struct rn_cm_wire *wire, enum rn_cm_message type);
 
-/* --- listen.c: on the engine ------------------------------------------------------------------ */
+/* --- link.c: on the engine, without the lock ---------------------------------------------------- */
 
-void rn_cm_listen_stop(void);
-void rn_cm_listen_forked(void);
-/* Update whether the wire is a stranger, and of which kind, by its phase; in each of the engine's callbacks. Without
- * the lock. */
-void rn_cm_listen_look(struct rn_cm_wire *wire);
-/* Could the program have another one now? Any thread. */
-bool rn_cm_has_descriptors(void);
-
-/* --- secret.c: on the engine, with rn_cm_lock held --------------------------------------------- */
-
-/* Does the connection manager require a secret? */
-bool rn_cm_secret_is_set(void);
-/* Send the active side's first message; the request waits until the passive side has proven that it knows the secret.
- * Any thread. False: the kernel has no random bytes. */
-bool rn_cm_secret_begin(struct rn_cm_wire *wire, enum rn_cm_message type, const void *request);
-/* False: out of turn. */
-bool rn_cm_secret_on_hello(struct rn_cm_wire *wire, const struct rn_cm_secret_hello *hello);
-bool rn_cm_secret_on_challenge(struct rn_cm_wire *wire, const struct rn_cm_secret_challenge *challenge);
-bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_secret_proof *proof);
-/* Handle a request from a side that has proven nothing, and the rejection of our own proof. */
-void rn_cm_secret_missing(struct rn_cm_wire *wire);
-void rn_cm_secret_refused(struct rn_cm_wire *wire);
-
-/* Update what is waited for, and whether the wire is a stranger; send what is to be sent; free it if it is over. At the
- * end of each of the engine's callbacks, without the lock. */
-void rn_cm_wire_get_on(struct rn_cm_wire *wire);
-/* A stranger has to go. */
-void rn_cm_listen_leave(struct rn_stranger *stranger);
-
-/* --- link.c: on the engine --------------------------------------------------------------------- */
-
-/* With rn_cm_lock held. */
-void rn_cm_link_name(struct rn_cm_wire *wire, uint64_t token);
-void rn_cm_link_forget(struct rn_cm_wire *wire);
-struct rn_cm_wire *rn_cm_link_find(const void *process, enum rn_cm_link_side side, uint64_t token);
-/* Without it. The wire ends: tell the other side, unless it knows. Hear what the other process says: for rn_peers_register_connections. */
+/* The wire ends: tell the other side, unless it knows. */
 void rn_cm_link_end(struct rn_cm_wire *wire);
+/* Hear what the other process says. */
 void rn_cm_link_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 void rn_cm_link_digest(struct rn_cm_wire *wire); /* handle what was heard */
 /* Its time is up, or it has to leave: is there mail that the program has not read? */
@@ -328,26 +357,6 @@ void rn_cm_link_hear_late(struct rn_cm_wire *wire);
 void rn_cm_link_flush(struct rn_cm_wire *wire);  /* send the output */
 bool rn_cm_link_say_moved(const struct rn_cm_wire *wire);
 void rn_cm_link_forked(void);
-
-/* --- ask.c: on the engine ----------------------------------------------------------------------- */
-
-/* Ask by a link. False: connect by a socket. Without the lock. */
-bool rn_cm_ask(struct rn_cm_wire *wire);
-/* The same, if it was asked for by a link in vain. With the lock. */
-void rn_cm_ask_by_socket(struct rn_cm_wire *wire);
-/* With the lock; false: out of turn. */
-bool rn_cm_ask_hear_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header);
-bool rn_cm_ask_may_go_on(const struct rn_cm_wire *wire); /* its process has ended; without the lock */
-void rn_cm_asked(const void *process, uint64_t token, const void *message, size_t length);
-/* All with the lock. A listener begins, and ends: any thread. Count whether it waits; give its number back. */
-void rn_cm_ask_listen(struct rn_cm_id *id);
-void rn_cm_ask_listener_gone(struct rn_cm_id *id);
-/* For REP: the number of the channel whose reader hears what comes for this connection and for its listener; 0: they have
- * two, or there is no listener any more. Any thread. */
-uint32_t rn_cm_ask_number(const struct rn_cm_wire *wire);
-void rn_cm_ask_look(struct rn_cm_wire *wire);
-void rn_cm_ask_forget(struct rn_cm_wire *wire);
-void rn_cm_ask_forked(void);
 
 /* --- handover.c: on the engine, without the lock but for the first three --------------------------- */
 
@@ -359,16 +368,28 @@ void rn_cm_handover_begin(struct rn_cm_wire *wire);
 void rn_cm_handover_go_on(struct rn_cm_wire *wire);
 /* The socket has ended: has the peer moved, or is its MOVED still to come? Then close the socket. */
 bool rn_cm_handover_is_cause(struct rn_cm_wire *wire);
-void rn_cm_handover_digest(struct rn_cm_wire *wire); /* what came over the link, with the lock */
 
 /* --- socket.c: on the engine, without the lock ------------------------------------------------ */
 
 void rn_cm_wire_receive(struct rn_cm_wire *wire);
 void rn_cm_wire_flush(struct rn_cm_wire *wire);
-/* Everything was sent; the socket can be closed. */
-void rn_cm_hang_up(int fd);
-void rn_cm_wire_ready(struct rn_source *source, uint32_t epoll_events);
 void rn_cm_wire_connect_socket(struct rn_cm_wire *wire);
-void rn_cm_wire_changed(struct rn_task *task); /* the wire's task: the program has changed something */
+void rn_cm_wire_connected(struct rn_cm_wire *wire); /* its socket is, or could not be */
+
+/* --- callbacks.c: on the engine, without the lock -------------------------------------------------- */
+
+extern const struct rn_cm_wire_calls rn_cm_wire_calls;
+/* Update whether the wire is a stranger, and of which kind, by its phase. */
+void rn_cm_wire_look(struct rn_cm_wire *wire);
+/* Last in each of the engine's callbacks: nothing but this frees a wire. */
+void rn_cm_wire_sweep(struct rn_cm_wire *wire);
+/* Both; between them update what is waited for, and send what is to be sent. At the end of each callback. */
+void rn_cm_wire_get_on(struct rn_cm_wire *wire);
+
+/* --- asked.c, listen.c: on the engine --------------------------------------------------------------- */
+
+void rn_cm_asked(const void *process, uint64_t token, const void *message, size_t length);
+void rn_cm_listen_stop(void);
+void rn_cm_listen_forked(void);
 
 #endif

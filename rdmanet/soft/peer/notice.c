@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Notices: telling subscribers what becomes of a peer, or that a segment has come. Sources: peer.c (its pidfd) and
- * link.c (its link's end). Subscribers: objects/qp_events.c and cm/wire.c.  There are none of a peer on
+ * link.c (its link's end). Subscribers: objects/qp_events.c and cm/callbacks.c.  There are none of a peer on
  * another host: see tcp/tcp.c, tcp/timeout.c and cm/socket.c.
  *
  * Callbacks run on the engine, without rn_peers.lock, one after the other.  `running` names the one that is under way,
