@@ -108,14 +108,14 @@ void rn_cm_ask_by_socket(struct rn_cm_wire *wire)
 	rn_task_queue(&wire->task);
 }
 
-bool rn_cm_ask_hear_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+bool rn_cm_ask_on_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
 	(void)header;
 	if (wire->side != RN_CM_ASKER)
 		return false;
 	if (wire->phase == RN_CM_WIRE_CLOSING)
 		return true; /* crossed our REJ */
-	if (wire->phase != RN_CM_WIRE_REQ_SENT || wire->heard != 1u << RN_CM_ELSEWHERE)
+	if (wire->heard != 1u << RN_CM_ELSEWHERE)
 		return false;
 	rn_cm_ask_by_socket(wire);
 	return true;

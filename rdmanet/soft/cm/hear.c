@@ -3,9 +3,9 @@
  * What a connection manager receives: requests, and what they are refused for; answers; ends.  All on the engine, with
  * rn_cm_lock held.
  *
- * Each message may come once, and only in certain phases of a wire (wire.c); one that comes out of turn, or has
- * impossible values, ends the wire.  An accepted request creates an identifier, and an event that brings it to the
- * program.
+ * Each message may come once, and only in certain phases of a wire (wire.c), which one table says (rows); one that comes
+ * out of turn, or has impossible values, ends the wire.  An accepted request creates an identifier, and an event that
+ * brings it to the program.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,14 +77,15 @@ static void queue_request(struct rn_cm_event *event)
 	}
 }
 
-static void on_req(struct rn_cm_wire *wire, const struct rn_cm_req *req)
+static bool on_req(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct rn_cm_req *req = (const void *)header;
 	struct rn_cm_event *event = make_request_id(wire, false, req->transport);
 	struct rdma_conn_param *param;
 	struct rn_cm_id *id;
 
 	if (!event)
-		return;
+		return true;
 	id = event->id;
 	/* One side needs resources for what the other can initiate. */
 	id->terms = (struct rn_cm_terms){
@@ -111,21 +112,25 @@ static void on_req(struct rn_cm_wire *wire, const struct rn_cm_req *req)
 	param->srq = req->srq;
 	param->qp_num = id->terms.remote_qpn;
 	queue_request(event);
+	return true;
 }
 
-static void on_sidr_req(struct rn_cm_wire *wire, const struct rn_cm_sidr_req *req)
+static bool on_sidr_req(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct rn_cm_sidr_req *req = (const void *)header;
 	struct rn_cm_event *event = make_request_id(wire, true, 0);
 
 	if (!event)
-		return;
+		return true;
 	rn_cm_event_private(event, req->private_data, req->private_length,
 			    rn_settings.padded ? sizeof req->private_data : req->private_length);
 	queue_request(event);
+	return true;
 }
 
-static void on_sidr_rep(struct rn_cm_wire *wire, const struct rn_cm_sidr_rep *rep)
+static bool on_sidr_rep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct rn_cm_sidr_rep *rep = (const void *)header;
 	struct rn_cm_id *id = wire->id;
 	struct rn_cm_event *event;
 	struct rdma_ud_param *param;
@@ -143,10 +148,12 @@ static void on_sidr_rep(struct rn_cm_wire *wire, const struct rn_cm_sidr_rep *re
 		rn_cm_event_queue(event);
 	}
 	rn_cm_wire_finish(wire);
+	return true;
 }
 
-static void on_rep(struct rn_cm_wire *wire, const struct rn_cm_rep *rep)
+static bool on_rep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct rn_cm_rep *rep = (const void *)header;
 	struct rn_cm_terms *terms = &wire->id->terms;
 	struct rn_cm_event *event;
 	struct rdma_conn_param *param;
@@ -171,7 +178,7 @@ static void on_rep(struct rn_cm_wire *wire, const struct rn_cm_rep *rep)
 	event = rn_cm_event_new(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
 	if (!event) {
 		rn_cm_wire_say_reject(wire, RN_REJ_CONSUMER_DEFINED, NULL, 0);
-		return;
+		return true;
 	}
 	rn_cm_event_private(event, rep->private_data, rep->private_length,
 			    rn_settings.padded ? sizeof rep->private_data : rep->private_length);
@@ -183,17 +190,21 @@ static void on_rep(struct rn_cm_wire *wire, const struct rn_cm_rep *rep)
 	param->srq = rep->srq;
 	param->qp_num = terms->remote_qpn;
 	rn_cm_event_queue(event);
-}
-
-/* May it ask for something? */
-static bool is_let_in(const struct rn_cm_wire *wire)
-{
-	return wire->phase == (rn_cm_secret_is_set() ? RN_CM_WIRE_PROVEN : RN_CM_WIRE_ACCEPTED);
+	return true;
 }
 
 /* Of the passive side, which has not been asked properly, or of the active side's request. */
-static void on_rej(struct rn_cm_wire *wire, const struct rn_cm_rej *rej)
+static bool on_rej(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct rn_cm_rej *rej = (const void *)header;
+
+	if (wire->phase == RN_CM_WIRE_ESTABLISHED || wire->phase == RN_CM_WIRE_DREQ_SENT) {
+		/* Only from the passive side: its program gave up the connection while our RTU was on its way. */
+		if (!(wire->heard & 1u << RN_CM_REP))
+			return false;
+		rn_cm_wire_lost(wire, 0);
+		return true;
+	}
 	if (wire->phase == RN_CM_WIRE_CHALLENGED)
 		rn_cm_secret_refused(wire);
 	else if (wire->is_datagram)
@@ -202,15 +213,135 @@ static void on_rej(struct rn_cm_wire *wire, const struct rn_cm_rej *rej)
 		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej->private_data,
 					rej->private_length, sizeof rej->private_data);
 	rn_cm_wire_finish(wire);
+	return true;
 }
 
-/* For datagrams there is one question and one answer, but for what comes before. */
-static bool is_of_datagrams(const struct rn_cm_wire *wire, uint8_t type)
+static bool on_rtu(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
-	return type == RN_CM_SIDR_REP || (wire->phase == RN_CM_WIRE_HELLO_SENT && type == RN_CM_SECRET_CHALLENGE) ||
-	       (wire->phase == RN_CM_WIRE_REQ_SENT && type == RN_CM_MRA) ||
-	       ((wire->phase == RN_CM_WIRE_HELLO_SENT || wire->phase == RN_CM_WIRE_REQ_SENT) && type == RN_CM_REJ);
+	(void)header;
+	rn_cm_wire_established(wire);
+	return true;
 }
+
+static bool on_dreq(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	rn_cm_wire_tell_disconnected(wire);
+	if (!wire->has_left)
+		rn_cm_wire_say(wire, RN_CM_DREP);
+	wire->phase = RN_CM_WIRE_CLOSING;
+	wire->hangs_up = true; /* the peer has nothing more to say */
+	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
+	return true;
+}
+
+static bool on_drep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	if (wire->phase == RN_CM_WIRE_DREQ_SENT)
+		rn_cm_wire_tell_disconnected(wire);
+	rn_cm_wire_finish(wire);
+	return true;
+}
+
+static bool on_handover(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	const struct rn_cm_handover *handover = (const void *)header;
+
+	if (wire->peer_token)
+		return false; /* it has sent one before */
+	memcpy(&wire->peer_token, handover->token, sizeof wire->peer_token);
+	return wire->peer_token != 0;
+}
+
+static bool on_moved(struct rn_cm_wire *wire, const struct rn_cm_header *header)
+{
+	(void)header;
+	wire->peer_moved = true; /* a timer that waits for that finds it */
+	return true;
+}
+
+/* --- which values are possible ---------------------------------------------------------------------- */
+
+static bool is_req(const struct rn_cm_header *header)
+{
+	const struct rn_cm_req *req = (const void *)header;
+
+	return req->private_length <= sizeof req->private_data && be32toh(req->qpn) <= 0xffffff &&
+	       be32toh(req->psn) <= 0xffffff && req->retry_count <= 7 && req->rnr_retry_count <= 7 &&
+	       req->responder_resources <= RN_MAX_RD_ATOMIC && req->initiator_depth <= RN_MAX_RD_ATOMIC;
+}
+
+static bool is_rep(const struct rn_cm_header *header)
+{
+	const struct rn_cm_rep *rep = (const void *)header;
+
+	return rep->private_length <= sizeof rep->private_data && be32toh(rep->qpn) <= 0xffffff &&
+	       be32toh(rep->psn) <= 0xffffff && rep->rnr_retry_count <= 7 &&
+	       rep->responder_resources <= RN_MAX_RD_ATOMIC && rep->initiator_depth <= RN_MAX_RD_ATOMIC;
+}
+
+static bool is_rej(const struct rn_cm_header *header)
+{
+	const struct rn_cm_rej *rej = (const void *)header;
+
+	return rej->private_length <= sizeof rej->private_data;
+}
+
+static bool is_sidr_req(const struct rn_cm_header *header)
+{
+	const struct rn_cm_sidr_req *req = (const void *)header;
+
+	return req->private_length <= sizeof req->private_data;
+}
+
+static bool is_sidr_rep(const struct rn_cm_header *header)
+{
+	const struct rn_cm_sidr_rep *rep = (const void *)header;
+
+	return rep->private_length <= sizeof rep->private_data && rep->status <= RN_SIDR_LAST &&
+	       be32toh(rep->qpn) <= 0xffffff;
+}
+
+/* --- which message may come in which phase ------------------------------------------------------------ */
+
+#define IN(phase) (1u << RN_CM_WIRE_##phase)
+
+/* A bit for each phase. A message that comes in no phase of its row, or whose function says so, is out of turn. */
+static const struct row {
+	uint16_t phases; /* in which it is heard, by `hear` if there is more to do; */
+	uint16_t crosses; /* or ignored: it crossed our last words, or says what we know */
+	uint16_t of_datagrams; /* instead of both: there is one question and one answer, but for what comes before */
+	bool (*is_possible)(const struct rn_cm_header *message);
+	bool (*hear)(struct rn_cm_wire *wire, const struct rn_cm_header *message);
+} rows[] = {
+	[RN_CM_REQ] = {.phases = IN(ACCEPTED) | IN(PROVEN), .is_possible = is_req, .hear = on_req},
+	[RN_CM_REP] = {.phases = IN(REQ_SENT), .crosses = IN(CLOSING), .is_possible = is_rep, .hear = on_rep},
+	[RN_CM_RTU] = {.phases = IN(REP_SENT),
+		       .crosses = IN(ESTABLISHED) | IN(DREQ_SENT) | IN(CLOSING), /* the first: forced by rdma_notify */
+		       .hear = on_rtu},
+	[RN_CM_REJ] = {.phases = IN(HELLO_SENT) | IN(CHALLENGED) | IN(REQ_SENT) | IN(REP_RECEIVED) | IN(REQ_RECEIVED) |
+				 IN(REP_SENT) | IN(ESTABLISHED) | IN(DREQ_SENT) | IN(CLOSING),
+		       .of_datagrams = IN(HELLO_SENT) | IN(REQ_SENT),
+		       .is_possible = is_rej,
+		       .hear = on_rej},
+	[RN_CM_DREQ] = {.phases = IN(ESTABLISHED) | IN(DREQ_SENT), .crosses = IN(CLOSING), .hear = on_dreq},
+	[RN_CM_DREP] = {.phases = IN(DREQ_SENT) | IN(CLOSING), .hear = on_drep},
+	[RN_CM_SIDR_REQ] = {.phases = IN(ACCEPTED) | IN(PROVEN), .is_possible = is_sidr_req, .hear = on_sidr_req},
+	[RN_CM_SIDR_REP] = {.of_datagrams = IN(REQ_SENT), .is_possible = is_sidr_rep, .hear = on_sidr_rep},
+	[RN_CM_SECRET_HELLO] = {.phases = IN(ACCEPTED), .hear = rn_cm_secret_on_hello},
+	[RN_CM_SECRET_CHALLENGE] = {.phases = IN(HELLO_SENT),
+				    .of_datagrams = IN(HELLO_SENT),
+				    .hear = rn_cm_secret_on_challenge},
+	[RN_CM_SECRET_PROOF] = {.phases = IN(CHALLENGED), .hear = rn_cm_secret_on_proof},
+	[RN_CM_MRA] = {.phases = IN(REQ_SENT) | IN(CLOSING), .of_datagrams = IN(REQ_SENT)},
+	[RN_CM_HANDOVER] = {.phases = IN(REP_RECEIVED) | IN(ESTABLISHED) | IN(DREQ_SENT) | IN(CLOSING),
+			    .hear = on_handover},
+	[RN_CM_ELSEWHERE] = {.phases = IN(REQ_SENT) | IN(CLOSING), .hear = rn_cm_ask_on_elsewhere},
+	[RN_CM_MOVED] = {.phases = UINT16_MAX, .hear = on_moved},
+};
+
+/* --- hearing -------------------------------------------------------------------------------------- */
 
 /* Each message may come once, so a peer can send only little in all, whatever a phase allows. */
 static bool is_repeated(struct rn_cm_wire *wire, uint8_t type)
@@ -221,193 +352,24 @@ static bool is_repeated(struct rn_cm_wire *wire, uint8_t type)
 	return before & bit && rn_guarded(RN_GUARD_CM_FLOOD);
 }
 
-/* --- which message may come in which phase; false: out of turn, or impossible values -------------- */
-
-static bool hear_req(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	const struct rn_cm_req *req = (const void *)header;
-
-	if (!is_let_in(wire) || req->private_length > sizeof req->private_data || be32toh(req->qpn) > 0xffffff ||
-	    be32toh(req->psn) > 0xffffff || req->retry_count > 7 || req->rnr_retry_count > 7 ||
-	    req->responder_resources > RN_MAX_RD_ATOMIC || req->initiator_depth > RN_MAX_RD_ATOMIC)
-		return false;
-	on_req(wire, req);
-	return true;
-}
-
-static bool hear_rep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	const struct rn_cm_rep *rep = (const void *)header;
-
-	if (rep->private_length > sizeof rep->private_data || be32toh(rep->qpn) > 0xffffff ||
-	    be32toh(rep->psn) > 0xffffff || rep->rnr_retry_count > 7 || rep->responder_resources > RN_MAX_RD_ATOMIC ||
-	    rep->initiator_depth > RN_MAX_RD_ATOMIC)
-		return false;
-	if (wire->phase == RN_CM_WIRE_CLOSING)
-		return true; /* crossed our REJ */
-	if (wire->phase != RN_CM_WIRE_REQ_SENT)
-		return false;
-	on_rep(wire, rep);
-	return true;
-}
-
-static bool hear_rtu(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	(void)header;
-	if (wire->phase == RN_CM_WIRE_ESTABLISHED || wire->phase == RN_CM_WIRE_DREQ_SENT ||
-	    wire->phase == RN_CM_WIRE_CLOSING)
-		return true; /* forced by rdma_notify, or crossed our last words */
-	if (wire->phase != RN_CM_WIRE_REP_SENT)
-		return false;
-	rn_cm_wire_established(wire);
-	return true;
-}
-
-static bool hear_rej(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	const struct rn_cm_rej *rej = (const void *)header;
-
-	if (rej->private_length > sizeof rej->private_data)
-		return false;
-	if (wire->phase == RN_CM_WIRE_ESTABLISHED || wire->phase == RN_CM_WIRE_DREQ_SENT) {
-		/* Only from the passive side: its program gave up the connection while our RTU was on its way. */
-		if (!(wire->heard & 1u << RN_CM_REP))
-			return false;
-		rn_cm_wire_lost(wire, 0);
-		return true;
-	}
-	if (wire->phase != RN_CM_WIRE_HELLO_SENT && wire->phase != RN_CM_WIRE_CHALLENGED &&
-	    wire->phase != RN_CM_WIRE_REQ_SENT && wire->phase != RN_CM_WIRE_REP_RECEIVED &&
-	    wire->phase != RN_CM_WIRE_REQ_RECEIVED &&
-	    wire->phase != RN_CM_WIRE_REP_SENT && wire->phase != RN_CM_WIRE_CLOSING)
-		return false;
-	on_rej(wire, rej);
-	return true;
-}
-
-static bool hear_dreq(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	(void)header;
-	if (wire->phase == RN_CM_WIRE_CLOSING)
-		return true;
-	if (wire->phase != RN_CM_WIRE_ESTABLISHED && wire->phase != RN_CM_WIRE_DREQ_SENT)
-		return false;
-	rn_cm_wire_tell_disconnected(wire);
-	if (!wire->has_left)
-		rn_cm_wire_say(wire, RN_CM_DREP);
-	wire->phase = RN_CM_WIRE_CLOSING;
-	wire->hangs_up = true; /* the peer has nothing more to say */
-	rn_cm_wire_set_timer_ms(wire, RN_CM_LINGER_MS);
-	return true;
-}
-
-static bool hear_drep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	(void)header;
-	if (wire->phase != RN_CM_WIRE_DREQ_SENT && wire->phase != RN_CM_WIRE_CLOSING)
-		return false;
-	if (wire->phase == RN_CM_WIRE_DREQ_SENT)
-		rn_cm_wire_tell_disconnected(wire);
-	rn_cm_wire_finish(wire);
-	return true;
-}
-
-static bool hear_sidr_req(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	const struct rn_cm_sidr_req *req = (const void *)header;
-
-	if (!is_let_in(wire) || req->private_length > sizeof req->private_data)
-		return false;
-	on_sidr_req(wire, req);
-	return true;
-}
-
-static bool hear_sidr_rep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	const struct rn_cm_sidr_rep *rep = (const void *)header;
-
-	if (!wire->is_datagram || wire->phase != RN_CM_WIRE_REQ_SENT ||
-	    rep->private_length > sizeof rep->private_data || rep->status > RN_SIDR_LAST ||
-	    be32toh(rep->qpn) > 0xffffff)
-		return false;
-	on_sidr_rep(wire, rep);
-	return true;
-}
-
-static bool hear_mra(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	(void)header;
-	return wire->phase == RN_CM_WIRE_REQ_SENT || wire->phase == RN_CM_WIRE_CLOSING;
-}
-
-static bool hear_handover(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	const struct rn_cm_handover *handover = (const void *)header;
-
-	if (wire->phase != RN_CM_WIRE_REP_RECEIVED && wire->phase != RN_CM_WIRE_ESTABLISHED &&
-	    wire->phase != RN_CM_WIRE_DREQ_SENT && wire->phase != RN_CM_WIRE_CLOSING)
-		return false;
-	if (wire->peer_token)
-		return false; /* it has sent one before */
-	memcpy(&wire->peer_token, handover->token, sizeof wire->peer_token);
-	return wire->peer_token != 0;
-}
-
-static bool hear_moved(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	(void)header;
-	wire->peer_moved = true; /* a timer that waits for that finds it */
-	return true;
-}
-
-static bool hear_secret_hello(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	return rn_cm_secret_on_hello(wire, (const void *)header);
-}
-
-static bool hear_secret_challenge(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	return rn_cm_secret_on_challenge(wire, (const void *)header);
-}
-
-static bool hear_secret_proof(struct rn_cm_wire *wire, const struct rn_cm_header *header)
-{
-	return rn_cm_secret_on_proof(wire, (const void *)header);
-}
-
-static bool (*const hear[])(struct rn_cm_wire *wire, const struct rn_cm_header *header) = {
-	[RN_CM_REQ] = hear_req,
-	[RN_CM_REP] = hear_rep,
-	[RN_CM_RTU] = hear_rtu,
-	[RN_CM_REJ] = hear_rej,
-	[RN_CM_DREQ] = hear_dreq,
-	[RN_CM_DREP] = hear_drep,
-	[RN_CM_SIDR_REQ] = hear_sidr_req,
-	[RN_CM_SIDR_REP] = hear_sidr_rep,
-	[RN_CM_SECRET_HELLO] = hear_secret_hello,
-	[RN_CM_SECRET_CHALLENGE] = hear_secret_challenge,
-	[RN_CM_SECRET_PROOF] = hear_secret_proof,
-	[RN_CM_MRA] = hear_mra,
-	[RN_CM_HANDOVER] = hear_handover,
-	[RN_CM_ELSEWHERE] = rn_cm_ask_hear_elsewhere,
-	[RN_CM_MOVED] = hear_moved,
-};
-
-/* --- hearing -------------------------------------------------------------------------------------- */
-
-/* The type is one of the table's. */
+/* The type is one of the table's. False: out of turn, or impossible values. */
 static bool handle(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct row *row = &rows[header->type];
+	unsigned phase = 1u << wire->phase;
+	bool asks = header->type == RN_CM_REQ || header->type == RN_CM_SIDR_REQ;
+
 	if (is_repeated(wire, header->type))
 		return false;
-	if (wire->is_datagram && !is_of_datagrams(wire, header->type))
-		return false;
-	if ((header->type == RN_CM_REQ || header->type == RN_CM_SIDR_REQ) && wire->phase == RN_CM_WIRE_ACCEPTED &&
-	    !is_let_in(wire)) {
+	if (asks && wire->phase == RN_CM_WIRE_ACCEPTED && rn_cm_secret_is_set()) {
 		rn_cm_secret_missing(wire);
 		return true;
 	}
-	return hear[header->type](wire, header);
+	if (row->is_possible && !row->is_possible(header))
+		return false;
+	if (!(phase & (wire->is_datagram ? row->of_datagrams : row->phases)))
+		return !wire->is_datagram && phase & row->crosses;
+	return !row->hear || row->hear(wire, header);
 }
 
 /* A peer that has sent one valid message speaks our protocol, and may take its time for the next. */

@@ -66,12 +66,11 @@ void rn_cm_secret_refused(struct rn_cm_wire *wire)
 	warn(wire, "it has another secret (RDMANET_SOFT_SECRET)");
 }
 
-bool rn_cm_secret_on_hello(struct rn_cm_wire *wire, const struct rn_cm_secret_hello *hello)
+bool rn_cm_secret_on_hello(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct rn_cm_secret_hello *hello = (const void *)header;
 	struct rn_cm_secret_challenge challenge = {.hello.header.type = 0};
 
-	if (wire->phase != RN_CM_WIRE_ACCEPTED)
-		return false;
 	if (!rn_cm_secret_is_set()) {
 		refuse(wire, RN_REJ_SECRET_UNKNOWN, "it asks for a secret, but RDMANET_SOFT_SECRET is not set here");
 		return true;
@@ -86,10 +85,10 @@ bool rn_cm_secret_on_hello(struct rn_cm_wire *wire, const struct rn_cm_secret_he
 	return true;
 }
 
-bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_secret_proof *proof)
+bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
-	if (wire->phase != RN_CM_WIRE_CHALLENGED)
-		return false;
+	const struct rn_cm_secret_proof *proof = (const void *)header;
+
 	if (rn_secret_is_proven(active_role, wire->hellos, sizeof wire->hellos, proof->proof))
 		wire->phase = RN_CM_WIRE_PROVEN;
 	else
@@ -99,12 +98,11 @@ bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_secret_pr
 
 /* --- the active side ----------------------------------------------------------------------------- */
 
-bool rn_cm_secret_on_challenge(struct rn_cm_wire *wire, const struct rn_cm_secret_challenge *challenge)
+bool rn_cm_secret_on_challenge(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
+	const struct rn_cm_secret_challenge *challenge = (const void *)header;
 	struct rn_cm_secret_proof answer;
 
-	if (wire->phase != RN_CM_WIRE_HELLO_SENT)
-		return false;
 	memcpy(wire->hellos[1].nonce, challenge->hello.nonce, RN_NONCE);
 	if (!rn_secret_is_proven(passive_role, wire->hellos, sizeof wire->hellos, challenge->proof)) {
 		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_SECRET_WRONG);

@@ -298,8 +298,8 @@ void rn_cm_listeners_forked(void);
 bool rn_cm_ask(struct rn_cm_wire *wire);
 /* The same, if it was asked for by a link in vain. With the lock. */
 void rn_cm_ask_by_socket(struct rn_cm_wire *wire);
-/* With the lock; false: out of turn. */
-bool rn_cm_ask_hear_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header);
+/* For the table of hear.c, with the lock; false: out of turn. */
+bool rn_cm_ask_on_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header);
 bool rn_cm_ask_may_go_on(const struct rn_cm_wire *wire); /* its process has ended; without the lock */
 
 /* --- secret.c: on the engine, with rn_cm_lock held --------------------------------------------- */
@@ -313,10 +313,10 @@ static inline bool rn_cm_secret_is_set(void)
 /* Send the active side's first message; the request waits until the passive side has proven that it knows the secret.
  * Any thread. False: the kernel has no random bytes. */
 bool rn_cm_secret_begin(struct rn_cm_wire *wire, enum rn_cm_message type, const void *request);
-/* False: out of turn. */
-bool rn_cm_secret_on_hello(struct rn_cm_wire *wire, const struct rn_cm_secret_hello *hello);
-bool rn_cm_secret_on_challenge(struct rn_cm_wire *wire, const struct rn_cm_secret_challenge *challenge);
-bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_secret_proof *proof);
+/* For the table of hear.c. False: what it says makes no sense. */
+bool rn_cm_secret_on_hello(struct rn_cm_wire *wire, const struct rn_cm_header *header);
+bool rn_cm_secret_on_challenge(struct rn_cm_wire *wire, const struct rn_cm_header *header);
+bool rn_cm_secret_on_proof(struct rn_cm_wire *wire, const struct rn_cm_header *header);
 /* Handle a request from a side that has proven nothing, and the rejection of our own proof. */
 void rn_cm_secret_missing(struct rn_cm_wire *wire);
 void rn_cm_secret_refused(struct rn_cm_wire *wire);
