@@ -81,8 +81,9 @@ class ConnectionInfo:
 
     def facts(self) -> dict[str, Any]:
         """All that can be said in JSON: the attributes, without the transport."""
-        stats = {name: int(number) for name, number in self.stats.items()}
-        return {name: value for name, value in vars(self).items() if name != "transport"} | {"stats": stats}
+        facts = vars(self) | {"stats": dict(self.stats)}
+        facts.pop("transport", None)
+        return facts
 
     def waits(self) -> list[str]:
         """Who waits for whom, each in words with numbers; nothing if nobody waits."""
@@ -148,9 +149,11 @@ class ConnectionInfo:
 
     def _sending(self) -> list[str]:
         """For whom bytes wait that were written."""
-        stats, words = self.stats, []
-        unsent, credits, slots = stats["bytes_unsent"], stats["credits"], stats["peer_slots"]
-        in_flight, ours = stats["sends_in_flight"], stats["send_slots"]
+        stats, words = self.stats, list[str]()
+        unsent, in_flight = stats["bytes_unsent"], stats["sends_in_flight"]
+        if not (unsent or in_flight or self.paused):
+            return words
+        credits, slots, ours = stats["credits"], stats["peer_slots"], stats["send_slots"]
         what = f"{size_text(unsent)} that were written wait"
         if unsent and not credits:
             words.append(f"{what} for the peer: credits 0 of {slots}: the peer does not read")
@@ -199,6 +202,27 @@ class ConnectionInfo:
         if not self.reading:
             return [f"{what} and reading is paused: they wait for resume_reading()"]
         return [f"{what} and this program has not read them: its task is busy, or does not call read()"]
+
+
+def row_of(info: ConnectionInfo) -> tuple[Any, ...]:
+    """What ``facts()`` says without names: the attributes in their order, and the numbers of the counters."""
+    return (
+        info.fabric,
+        info.reason,
+        info.role,
+        info.local,
+        info.peer,
+        info.state,
+        info.reading,
+        info.paused,
+        info.device,
+        info.path,
+        info.qp,
+        info.error,
+        info.way,
+        info.far,
+        list(info.stats.values()),
+    )
 
 
 @dataclass

@@ -20,9 +20,13 @@ nobody can take the name before. The number is only for people. Who looks takes 
 (SO_PEERCRED), and so does this side: it answers root, and processes of its own user that are in its own user and pid
 namespaces and that it may trace, since otherwise it cannot see their namespaces. All others are closed without a word.
 
-Nothing is read from the socket. The answer is a line of JSON about the source, one for each connection, and a last one.
-It is made in slices of `SLICE_S`, between which the loop does its other work, and kept no longer than it takes to send
-a slice. Who does not read is given up after `PATIENCE_S`, and who reads too slowly after `PATIENCE_IN_ALL_S`. At most
+The answer is lines of JSON. The head, about the source, comes at once. Each byte that comes from whoever looks asks for
+one line more: of the connections that a slice of `SLICE_S` is enough for, and when there are none left, how many there
+were. So the loop turns between two slices, does its other work there, and makes no more than is read. The pace is that
+of who looks, who asks one process at a time (cli/asking.py). A connection is a row of values, and the names of its
+counters stand once in a line: with names in each row, they would be most of the work of both sides.
+
+Who asks for nothing is given up after `PATIENCE_S`, and who asks too slowly after `PATIENCE_IN_ALL_S`. At most
 `ONLOOKERS_MOST` are answered at a time. If nobody can be accepted, for want of descriptors say, nobody is heard for
 `REST_S`, since the loop would do nothing else.
 """
@@ -48,11 +52,13 @@ if TYPE_CHECKING:
 
 NAME = "rdmanet-ss/"
 """How the names of these sockets begin."""
-VERSION = 1
+VERSION = 2
 """Of the answers. Who reads another one says so."""
-SLICE_S = 0.0005
-PATIENCE_S = 2.0
-PATIENCE_IN_ALL_S = 10.0
+SLICE_S = 0.0003
+ROWS_MOST = 64
+"""Of a line, so that it fits in a socket."""
+PATIENCE_S = 10.0
+PATIENCE_IN_ALL_S = 60.0
 ONLOOKERS_MOST = 4
 REST_S = 1.0
 
@@ -61,7 +67,7 @@ _SPARE = 2  # descriptors: a connection, and what looks for a server's sign befo
 _KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _CREDENTIALS = struct.Struct("iII")  # struct ucred
 _FULL_S = 0.01  # to wait until a socket takes more
-_CONNECTIONS_AT_ONCE = 8  # between two looks at the clock
+_ROWS_AT_ONCE = 8  # between two looks at the clock
 
 
 class Source(Protocol):
@@ -98,8 +104,8 @@ class Onlookers:
         self.loop = readers.loop
         self.context = contextvars.Context()
         self.answers: set[_Answer] = set()
+        self.readers = readers
         self._source = source
-        self._readers = readers
         self._resting: asyncio.TimerHandle | None = None
         self._socket = socket.socket(socket.AF_UNIX, _KIND, 0)
         try:
@@ -115,22 +121,22 @@ class Onlookers:
     def close(self, loop_lives: bool = True) -> None:
         """Answer nobody any more. Later calls do nothing."""
         if self._socket.fileno() >= 0 and loop_lives and self._resting is None:
-            self._readers.remove(self._socket.fileno())
-        self._close_all()
+            self.readers.remove(self._socket.fileno())
+        self._close_all(loop_lives)
 
-    def _close_all(self) -> None:
+    def _close_all(self, loop_lives: bool) -> None:
         if self._resting is not None:
             self._resting.cancel()
         self._socket.close()
         for answer in list(self.answers):
-            answer.close()
+            answer.close(loop_lives)
 
     def _begin(self) -> None:
         self._resting = None
-        self._readers.add(self._socket.fileno(), self._arrived)
+        self.readers.add(self._socket.fileno(), self._arrived)
 
     def _rest(self) -> None:
-        self._readers.remove(self._socket.fileno())
+        self.readers.remove(self._socket.fileno())
         self._resting = self.loop.call_later(REST_S, self._begin, context=self.context)
 
     def _arrived(self) -> None:
@@ -155,70 +161,91 @@ class _Answer:
     def __init__(self, onlookers: Onlookers, onlooker: socket.socket, source: Source) -> None:
         self._onlookers = onlookers
         self._socket = onlooker
-        self._pieces = _pieces_of(source)
+        self._lines = _lines_of(source)
         self._unsent = b""
-        self._until = time.monotonic() + PATIENCE_S
-        self._last = time.monotonic() + PATIENCE_IN_ALL_S
-        self._next: asyncio.Handle | None = None
+        self._asked_at = time.monotonic()
+        self._last = self._asked_at + PATIENCE_IN_ALL_S
+        self._full: asyncio.TimerHandle | None = None
+        self._patience = self._later(PATIENCE_S, self._look)
         onlookers.answers.add(self)
+        onlookers.readers.add(onlooker.fileno(), self._asked)
+
+    def _asked(self) -> None:
+        try:
+            asked = self._socket.recv(1)
+        except BlockingIOError:
+            return
+        except OSError:
+            asked = b""
+        if not asked or self._unsent:  # it has gone, or asks for more before it has read
+            self.close()
+            return
+        self._asked_at = time.monotonic()
+        self.go_on()
 
     def go_on(self) -> None:
-        """Send what the socket takes, for the time of a slice."""
-        began = time.monotonic()
-        while True:
-            try:
-                self._unsent = self._unsent or next(self._pieces, b"")
-                if not self._unsent:
-                    self.close()
-                    return
-                sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                if began > min(self._until, self._last):
-                    self.close()
-                    return
-                self._later(_FULL_S)
-                return
-            except OSError:  # it has gone
-                self.close()
-                return
-            except BaseException:
-                self.close()
-                raise
-            self._unsent = self._unsent[sent:]
-            self._until = time.monotonic() + PATIENCE_S
-            if time.monotonic() - began > SLICE_S:
-                self._later(0)
-                return
+        """Send the next line, or the rest of this one."""
+        try:
+            self._unsent = self._unsent or next(self._lines, b"")
+            sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL) if self._unsent else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it has gone
+            self.close()
+            return
+        except BaseException:
+            self.close()
+            raise
+        if not self._unsent:
+            self.close()
+            return
+        self._unsent = self._unsent[sent:]
+        self._full = self._later(_FULL_S, self.go_on) if self._unsent else None
 
-    def _later(self, seconds: float) -> None:
-        loop, context = self._onlookers.loop, self._onlookers.context
-        if seconds:
-            self._next = loop.call_later(seconds, self.go_on, context=context)
+    def _look(self) -> None:
+        """Whether it still asks."""
+        left = min(self._asked_at + PATIENCE_S, self._last) - time.monotonic()
+        if left <= 0:
+            self.close()
         else:
-            self._next = loop.call_soon(self.go_on, context=context)
+            self._patience = self._later(left, self._look)
 
-    def close(self) -> None:
+    def _later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._onlookers.loop.call_later(seconds, call, context=self._onlookers.context)
+
+    def close(self, loop_lives: bool = True) -> None:
+        if self._socket.fileno() >= 0 and loop_lives:
+            self._onlookers.readers.remove(self._socket.fileno())
         self._onlookers.answers.discard(self)
-        if self._next is not None:
-            self._next.cancel()
-        self._pieces.close()
+        for timer in (self._patience, self._full):
+            if timer is not None:
+                timer.cancel()
+        self._lines.close()
         self._socket.close()
 
 
-def _pieces_of(source: Source) -> Generator[bytes, None, None]:
-    """The answer, in pieces that take a moment each."""
+def _lines_of(source: Source) -> Generator[bytes, None, None]:
+    """The answer, in lines that take a slice each."""
     from msgspec import json
+
+    from rdmanet.base.accounts import row_of
 
     head: dict[str, Any] = {"version": VERSION, **source.headline(), "servers": list(source.server_infos())}
     yield json.encode(head) + b"\n"
-    count, piece = 0, bytearray()
+    until = time.monotonic() + SLICE_S
+    count, counters, rows = 0, list[str](), list[tuple[Any, ...]]()
     for info in source.connection_infos():
-        piece += json.encode(info.facts()) + b"\n"
+        names = list(info.stats) or counters  # an attempt has no numbers yet
+        is_long = len(rows) == ROWS_MOST or (len(rows) % _ROWS_AT_ONCE == 0 and time.monotonic() > until)
+        if rows and (is_long or names != counters):
+            yield json.encode({"counters": counters, "rows": rows}) + b"\n"
+            until, rows = time.monotonic() + SLICE_S, []
+        counters = names
+        rows.append(row_of(info))
         count += 1
-        if count % _CONNECTIONS_AT_ONCE == 0:
-            yield bytes(piece)
-            piece.clear()
-    yield bytes(piece) + json.encode({"connections": count}) + b"\n"
+    if rows:
+        yield json.encode({"counters": counters, "rows": rows}) + b"\n"
+    yield json.encode({"connections": count}) + b"\n"
 
 
 def _leave_some(fd: int) -> None:
@@ -272,7 +299,7 @@ _all: weakref.WeakSet[Onlookers] = weakref.WeakSet()
 def _forked() -> None:
     """In a forked child: the sockets are the parent's, and must not stay open here when the parent closes them."""
     for each in list(_all):
-        each._close_all()
+        each._close_all(loop_lives=False)
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,13 +1,20 @@
 """Ask the processes that use rdmanet what they have: for `rdmanet ss`. What they say is checked here.
 
-As many are asked at once as there are descriptors for. Each has `ANSWER_S` to begin, and as long again to go on, as
-long as something comes. What comes is bounded: `LINE_BYTES_MOST` for one line, `ANSWER_BYTES_MOST` for one answer. An
-answer that breaks a rule is none: `Answer.failed` says which.
+As many are asked at once as there are descriptors for: each begins to speak when it is connected to, and is asked for
+each line then. Only one is to speak at a time: the next is connected to, or asked, when a line has come and has been
+worked at, or has not come within `GRACE_S`. So no more than one CPU is taken from those who talk to each other, and for
+a moment: where no CPU is idle, the kernel leaves one to who computes for a tick of 4 ms, and takes it at once from who
+waits.
+
+Each has `ANSWER_S` to begin, and as long again to go on, as long as something comes. What comes is bounded:
+`LINE_BYTES_MOST` for one line, `ANSWER_BYTES_MOST` for one answer. An answer that breaks a rule is none:
+`Answer.failed` says which.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import re
@@ -19,17 +26,17 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.onlookers import NAME, VERSION
-from rdmanet.loop.kernel import lacks_resources
 from rdmanet.protocol import State
 
 ANSWER_S = 0.5
-LINE_BYTES_MOST = 1 << 16
+GRACE_S = 0.005
+LINE_BYTES_MOST = 1 << 18
 ANSWER_BYTES_MOST = 64 << 20
 _NAMES_MOST = 1 << 16
 _TEXT_MOST = 300
@@ -41,7 +48,10 @@ _KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _CREDENTIALS = struct.Struct("iII")  # struct ucred
 _PIECE_BYTES = 1 << 18
 _OURS = re.compile(rb"@" + re.escape(NAME.encode()) + rb"(\d{1,10})/[0-9a-f]{16}")
+# Of loop/kernel.py, which imports asyncio: half of the time that a list takes.
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _FABRICS = ("rdma", "tcp")
+_ROLES = ("client", "server", "")
 _SERVERS = ("rdma", "tcp", "rdma and tcp")
 _STATES = {state.name.lower() for state in State}
 
@@ -56,10 +66,20 @@ class _Head(msgspec.Struct):
     servers: list[ServerInfo] = []
 
 
-class _End(msgspec.Struct, forbid_unknown_fields=True):
-    """The last line."""
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Place = tuple[str, _Number] | None
+_Row = tuple[
+    str, str, str, _Place, _Place, str, bool, bool, str, str, _Number, str, str, str, list[_Number]
+]  # fmt: skip
+"""What row_of() returns (base/accounts.py)."""
 
-    connections: int
+
+class _Line(msgspec.Struct):
+    """Each line after it: some connections, or in the last line how many there were."""
+
+    counters: list[str] = []
+    rows: list[_Row] = []
+    connections: int | None = None
 
 
 @dataclass
@@ -102,7 +122,7 @@ def _ask_some(names: deque[tuple[bytes, int]], pid: int | None) -> list[Answer]:
             try:
                 one = _Asked(*names[0])
             except OSError as exc:
-                if lacks_resources(exc):
+                if exc.errno in _NOTHING_LEFT:
                     if found:
                         break
                     raise
@@ -111,9 +131,10 @@ def _ask_some(names: deque[tuple[bytes, int]], pid: int | None) -> list[Answer]:
             names.popleft()
             if one.is_ours and pid in (None, one.answer.pid):
                 found.append(one)
+                one.await_head()
             else:
                 one.socket.close()
-        _hear({one.socket.fileno(): one for one in found})
+        _hear({one.socket.fileno(): one for one in found if not one.answer.failed})
     finally:
         for one in found:
             one.socket.close()
@@ -145,6 +166,7 @@ class _Asked:
     """A socket that is asked.
 
     :ivar is_ours: whether it is to be listened to: it is of this user's, or this is root
+    :ivar has_spoken: whether it has said what it was asked for
     """
 
     def __init__(self, name: bytes, inode: int) -> None:
@@ -163,6 +185,7 @@ class _Asked:
         self.is_ours = os.geteuid() in (0, self.answer.user)
         if is_full:
             self.answer.failed = "late"
+        self.has_spoken = False
         self._heard = bytearray()
         self._count = 0
         self._head: _Head | None = None
@@ -178,6 +201,19 @@ class _Asked:
         if pid <= 0:
             raise ProcessLookupError
         return pid, user
+
+    def await_head(self) -> None:
+        """Give it a moment to begin to speak."""
+        if not self.answer.failed:
+            poller = select.poll()
+            poller.register(self.socket.fileno(), select.POLLIN)
+            poller.poll(GRACE_S * 1000)
+
+    def ask(self) -> None:
+        """Ask for a line."""
+        self.has_spoken = False
+        with contextlib.suppress(OSError):  # it has gone: what it has said still comes
+            self.socket.send(b"\n", socket.MSG_NOSIGNAL)
 
     def hear(self) -> bool:
         """Take what has come; whether more is to come."""
@@ -198,6 +234,7 @@ class _Asked:
             if any(len(line) > LINE_BYTES_MOST for line in (*lines, rest)):
                 raise ValueError(f"a line of its answer has more than {LINE_BYTES_MOST} bytes")
             self._heard = bytearray(rest)
+            self.has_spoken |= bool(lines)
             return all(self._understood(line) for line in lines)
         except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
             self.answer.failed = printable(str(exc), _TEXT_MOST)
@@ -219,11 +256,12 @@ class _Asked:
             self.answer.engines = [_checked_engine(engine) for engine in head.engines]
             self.answer.servers = [_checked_server(server) for server in head.servers]
             return True
-        if line.startswith(b'{"connections":'):
-            _END.decode(line)
-            return False
-        self.answer.connections.append(_checked(_CONNECTION.decode(line)))
-        return True
+        said = _LINE.decode(line)
+        counters = [printable(name, _NAME_MOST) for name in said.counters]
+        if said.counters and max(map(len, said.counters)) > _NAME_MOST:
+            raise ValueError("it has a name for a number that is too long")
+        self.answer.connections += [_checked(_connection(row, counters)) for row in said.rows]
+        return said.connections is None
 
 
 def _owner_of(name: bytes, inode: int) -> tuple[int, int]:
@@ -241,21 +279,30 @@ def _owner_of(name: bytes, inode: int) -> tuple[int, int]:
 
 
 def _hear(asked: dict[int, _Asked]) -> None:
-    """Hear all, as long as one says something in time."""
+    """Hear all, as long as one says something in time; one is asked at a time."""
     poller = select.poll()
-    for fd, one in list(asked.items()):
-        if one.answer.failed:
-            del asked[fd]
-        else:
-            poller.register(fd, select.POLLIN)
-    until = time.monotonic() + ANSWER_S
-    last = until + 10 * ANSWER_S  # who says a little again and again holds nobody up for ever
-    while asked and (left := min(until, last) - time.monotonic()) > 0:
-        for fd, _ in poller.poll(left * 1000):
-            until = time.monotonic() + ANSWER_S
-            if not asked[fd].hear():
+    for fd in asked:
+        poller.register(fd, select.POLLIN)
+    now = time.monotonic()
+    last = now + 10 * ANSWER_S  # who says a little again and again holds nobody up for ever
+    until, turn_ends, speaker = now + ANSWER_S, now, None
+    silent = deque[_Asked]()  # who have spoken, and wait to be asked
+    while asked and (left := min(until, last) - now) > 0:
+        if silent and (speaker is None or speaker.has_spoken or now >= turn_ends):
+            speaker, turn_ends = silent.popleft(), now + GRACE_S
+            speaker.ask()
+        heard = poller.poll(1000 * (min(left, max(0, turn_ends - now)) if silent else left))
+        now = time.monotonic()
+        for fd, _ in heard:
+            until = now + ANSWER_S
+            one = asked[fd]
+            is_listed = one.has_spoken
+            if not one.hear():
+                one.has_spoken = True  # and has said all
                 poller.unregister(fd)
                 del asked[fd]
+            elif one.has_spoken and not is_listed:
+                silent.append(one)
     for one in asked.values():
         one.answer.failed = "late"
         one.answer.connections.clear()
@@ -264,25 +311,23 @@ def _hear(asked: dict[int, _Asked]) -> None:
 # -- what is believed ------------------------------------------------------------------------------------
 
 _HEAD = msgspec.json.Decoder(_Head)
-_END = msgspec.json.Decoder(_End)
-_CONNECTION = msgspec.json.Decoder(ConnectionInfo)
+_LINE = msgspec.json.Decoder(_Line)
+
+
+def _connection(row: _Row, counters: list[str]) -> ConnectionInfo:
+    return ConnectionInfo(*row[:-1], stats=defaultdict(int, zip(counters, row[-1], strict=bool(row[-1]))))
 
 
 def _checked(info: ConnectionInfo) -> ConnectionInfo:
     """:raises ValueError: it makes no sense"""
-    if info.fabric not in _FABRICS or info.state not in _STATES or info.role not in ("client", "server", ""):
+    if info.fabric not in _FABRICS or info.state not in _STATES or info.role not in _ROLES:
         raise ValueError("it says of a connection what makes no sense")
     info.local, info.peer = _checked_place(info.local), _checked_place(info.peer)
-    if info.stats:
-        if max(map(len, info.stats)) > _NAME_MOST:
-            raise ValueError("it has a name for a number that is too long")
-        _number(min(info.stats.values()))
-        _number(max(info.stats.values()))
-    info.stats = defaultdict(int, zip(map(_name, info.stats), info.stats.values(), strict=True))
-    _number(info.qp)
-    info.reason, info.error = printable(info.reason, _TEXT_MOST), printable(info.error, _TEXT_MOST)
-    info.way, info.far = printable(info.way, _TEXT_MOST), printable(info.far, _TEXT_MOST)
+    info.reason = printable(info.reason, _TEXT_MOST)
     info.device, info.path = printable(info.device, 64), printable(info.path, 16)
+    if info.error or info.way or info.far:
+        info.error, info.way = printable(info.error, _TEXT_MOST), printable(info.way, _TEXT_MOST)
+        info.far = printable(info.far, _TEXT_MOST)
     return info
 
 
@@ -319,11 +364,6 @@ def _host(host: str) -> str:
     address, _, zone = host.partition("%")
     ipaddress.ip_address(address)
     return printable(f"{address}%{zone}" if zone else address, _HOST_MOST)
-
-
-@lru_cache(maxsize=256)
-def _name(name: str) -> str:
-    return printable(name, _NAME_MOST)
 
 
 def _number(value: Any) -> int:

@@ -6,12 +6,16 @@ task is running. From then on SIGINT does what `then` says: nothing, or it ends 
 or closed, the first SIGINT is only remembered: an exception there would leave the loop open.
 """
 
-import asyncio
+from __future__ import annotations
+
 import contextlib
 import signal
 from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 _T = TypeVar("_T")
 
@@ -49,6 +53,7 @@ def run(
     :raises KeyboardInterrupt: Ctrl-C came while `main` ran, or while the loop was being created or closed
     """
     global _has_loop
+    import asyncio  # for commands that have a loop only
 
     async def cancellable() -> _T:
         global _task

@@ -13,10 +13,10 @@ from rdmanet.cli import asking, ss
 from tests.security.conftest import ATTACKER, VICTIM, unfit
 
 ESCAPE = "\x1b[2J\x1b]0;pwned\x07\u202e"
-HEAD = b'{"version":1,"loop":1,"library":"","engines":[],"servers":[]}\n'
+HEAD = b'{"version":%d,"loop":1,"library":"","engines":[],"servers":[]}\n' % onlookers.VERSION
 CONNECTION = (
-    b'{"fabric":"tcp","reason":"%s","role":"client","local":["127.0.0.1",1],"peer":["127.0.0.1",2],'
-    b'"state":"open","reading":true,"paused":false,"device":"","path":"","qp":0,"error":"","stats":{}}\n'
+    b'{"counters":["a"],"rows":[["tcp","%s","client",["127.0.0.1",1],["127.0.0.1",2],"open",true,false,"","",'
+    b'7,"","","",[5]]]}\n'
 )
 
 
@@ -121,11 +121,11 @@ def test_a_full_queue_speaks_for_nobody_else():
 LIES = {
     "no JSON": (b"hello\n", "malformed"),
     "another version": (b'{"version":77}\n', "version 77"),
-    "a wrong type": (HEAD + (CONNECTION % b"").replace(b'"qp":0', b'"qp":"x"'), "Expected `int`"),
-    "a negative number": (
-        HEAD + (CONNECTION % b"").replace(b'"qp":0', b'"qp":-1'),
-        "a number that no counter",
-    ),
+    "a wrong type": (HEAD + (CONNECTION % b"").replace(b"7,", b'"x",'), "Expected `int`"),
+    "a negative number": (HEAD + (CONNECTION % b"").replace(b"7,", b"-1,"), "Expected `int` >= 0"),
+    "a negative counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[-5]"), "Expected `int` >= 0"),
+    "a great counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[%d]" % 2**64), "Expected `int` <= "),
+    "no name for a counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[5,6]"), "longer"),
     "no address": (
         HEAD + (CONNECTION % b"").replace(b"127.0.0.1", b"evil", 1),
         "does not appear to be an IPv4",
@@ -135,7 +135,7 @@ LIES = {
         "an address that is too long",
     ),
     "a long name": (
-        HEAD + (CONNECTION % b"").replace(b'"stats":{', b'"stats":{"' + b"x" * 41 + b'":1'),
+        HEAD + (CONNECTION % b"").replace(b'"a"', b'"' + b"x" * 41 + b'"'),
         "a name for a number that is too long",
     ),
     "a state that is none": (HEAD + (CONNECTION % b"").replace(b"open", b"pwnd"), "makes no sense"),

@@ -1,6 +1,7 @@
 """What a loop answers to who looks at its process: in slices, to a few at a time, and not for ever."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 from harness import Net
 
 from rdmanet.base import onlookers, watching
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, row_of
 from tests.support.waiting import begin, loop_turns, readable, until_seen
 
 
@@ -35,6 +36,14 @@ class Many:
             yield ConnectionInfo("tcp", "why " * 50, "client", ("127.0.0.1", port), ("127.0.0.1", 1), "open")
 
 
+class Mixed(Many):
+    """Connections with other counters, and without."""
+
+    def connection_infos(self) -> Iterator[ConnectionInfo]:
+        for stats in ({"a": 1, "b": 2}, {}, {"a": 3, "b": 4}, {"c": 5}):
+            yield ConnectionInfo("tcp", "", "client", ("127.0.0.1", 1), None, "open", stats=stats)
+
+
 def watched(source: Many) -> onlookers.Onlookers:
     loop = asyncio.get_running_loop()
     return onlookers.Onlookers(source, onlookers.Readers(loop, loop.add_reader, loop.remove_reader))
@@ -48,6 +57,7 @@ def look(at: onlookers.Onlookers) -> socket.socket:
 
 
 async def read_all(sock: socket.socket) -> list[bytes]:
+    """All lines: each but the first is asked for."""
     heard = bytearray()
     while True:
         await readable(sock.fileno())
@@ -55,6 +65,13 @@ async def read_all(sock: socket.socket) -> list[bytes]:
         if not some:
             return bytes(heard).splitlines()
         heard += some
+        if heard.endswith(b"\n"):
+            with contextlib.suppress(BrokenPipeError):  # it was the last one
+                sock.send(b"\n")
+
+
+def rows_of(lines: list[bytes]) -> list[list[Any]]:
+    return [row for line in lines[1:-1] for row in json.loads(line)["rows"]]
 
 
 async def test_the_loop_does_its_other_work_meanwhile(monkeypatch):
@@ -74,30 +91,84 @@ async def test_the_loop_does_its_other_work_meanwhile(monkeypatch):
     other.cancel()
     at.close()
     assert json.loads(lines[0])["version"] == onlookers.VERSION
-    assert len(lines) == 2002 and json.loads(lines[-1]) == {"connections": 2000}
-    assert json.loads(lines[1])["peer"] == ["127.0.0.1", 1] and "transport" not in json.loads(lines[1])
+    rows = rows_of(lines)
+    assert len(rows) == 2000 and json.loads(lines[-1]) == {"connections": 2000}
+    assert rows[0] == json.loads(json.dumps(row_of(next(source.connection_infos()))))
     assert turns >= 200
 
 
-async def test_who_does_not_read_is_given_up(monkeypatch):
+async def test_no_more_is_made_than_is_asked_for():
+    """And of that a line at a time, though more is asked for at once."""
+    source = Many(10 * onlookers.ROWS_MOST)
+    at = watched(source)
+    with look(at) as sock:
+        await readable(sock.fileno())
+        assert json.loads(sock.recv(1 << 20))["version"] == onlookers.VERSION
+        await loop_turns(10)
+        assert source.asked == 0
+        sock.send(b"\n")
+        await until_seen(lambda: source.asked)
+        await loop_turns(10)
+        assert source.asked <= onlookers.ROWS_MOST + 1
+        assert len(await read_all(sock)) > 3
+    await until_seen(lambda: not at.answers)
+    at.close()
+
+
+async def test_names_of_counters_stand_once_in_a_line():
+    """Connections that have none yet have no names, either."""
+    at = watched(Mixed(1))
+    with look(at) as sock:
+        lines = [json.loads(line) for line in await read_all(sock)]
+    assert [(line["counters"], [row[-1] for row in line["rows"]]) for line in lines[1:-1]] == [
+        (["a", "b"], [[1, 2], [], [3, 4]]),
+        (["c"], [[5]]),
+    ]
+    at.close()
+
+
+async def test_who_asks_for_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(onlookers, "PATIENCE_S", 0.05)
-    source = Many(20_000)
+    source = Many(1)
     at = watched(source)
     with look(at):
         await until_seen(lambda: at.answers)
         await until_seen(lambda: not at.answers)
-    assert source.asked < source.count  # no more was made than could be sent
+    assert not source.asked
     at.close()
 
 
-async def test_who_reads_too_slowly_is_given_up(monkeypatch):
-    monkeypatch.setattr(onlookers, "PATIENCE_S", 1000)
-    monkeypatch.setattr(onlookers, "PATIENCE_IN_ALL_S", 0.05)
+async def test_who_asks_but_does_not_read_is_given_up():
     source = Many(1_000_000)
     at = watched(source)
     with look(at) as sock:
         await until_seen(lambda: at.answers)
-        await until_seen(lambda: not (at.answers and sock.recv(1)))
+
+        def has_ended() -> bool:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                sock.send(b"\n")
+            return not at.answers
+
+        await until_seen(has_ended)
+    assert source.asked < source.count  # no more was made than could be sent
+    at.close()
+
+
+async def test_who_asks_too_slowly_is_given_up(monkeypatch):
+    monkeypatch.setattr(onlookers, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(onlookers, "PATIENCE_IN_ALL_S", 0.2)
+    source = Many(1_000_000)
+    at = watched(source)
+    with look(at) as sock:
+        await until_seen(lambda: at.answers)
+
+        def has_ended() -> bool:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                sock.recv(1 << 20)
+                sock.send(b"\n")
+            return not at.answers
+
+        await until_seen(has_ended)
     assert source.asked < source.count
     at.close()
 

@@ -1,0 +1,123 @@
+"""How `rdmanet ss` asks: one process at a time, a line after another, and nobody waits for one who does not speak."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import pytest
+from msgspec import json
+
+from rdmanet.base import onlookers
+from rdmanet.base.accounts import ConnectionInfo, row_of
+from rdmanet.cli import asking
+from tests.cli.test_ss import ENVIRONMENT
+
+LINES = 5
+
+
+class Floor:
+    """Who has been asked and has not answered yet, of all speakers."""
+
+    def __init__(self) -> None:
+        self.holders = 0
+        self.are_two = threading.Event()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For long enough that another one would be asked, too, if two were asked at a time."""
+        self.holders += 1
+        if self.holders > 1:
+            self.are_two.set()
+        self.are_two.wait(0.05)
+        yield
+        self.holders -= 1
+
+
+class Speaker:
+    """Speaks as a loop does: it says a head, and then a line with one connection each time that it is asked."""
+
+    def __init__(self, name: str, floor: Floor, lines: int) -> None:
+        self.name, self.floor, self.lines = name, floor, lines
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(f"\0{onlookers.NAME}{os.getpid()}/{os.urandom(8).hex()}")
+        self.listener.listen()
+        self.thread = threading.Thread(target=self.speak)
+        self.thread.start()
+
+    def speak(self) -> None:
+        with suppress(OSError):
+            caller, _ = self.listener.accept()
+            with caller:
+                caller.sendall(json.encode({"version": onlookers.VERSION, "loop": 1}) + b"\n")
+                row = row_of(ConnectionInfo("rdma", self.name, "", None, None, "open", stats={"a": 7}))
+                for number in range(self.lines + 1):
+                    if not caller.recv(1):
+                        return
+                    line: Any = {"counters": ["a"], "rows": [row]}
+                    with self.floor.held():
+                        if number == LINES:
+                            line = {"connections": number}
+                    caller.sendall(json.encode(line) + b"\n")
+                while caller.recv(1):  # it is asked, and says nothing
+                    pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join()
+
+
+@contextmanager
+def speakers(floor: Floor, **lines: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, count in lines.items():
+            stack.callback(Speaker(name, floor, count).close)
+        yield
+
+
+def heard() -> dict[str, list[asking.Answer]]:
+    """By the text that each says; those who are late say none."""
+    found: dict[str, list[asking.Answer]] = {}
+    for answer in asking.ask_all(os.getpid()):
+        name = answer.connections[0].reason if answer.connections else answer.failed
+        found.setdefault(name, []).append(answer)
+    return found
+
+
+def test_one_is_asked_at_a_time(monkeypatch):
+    monkeypatch.setattr(asking, "GRACE_S", 100.0)
+    monkeypatch.setattr(asking, "ANSWER_S", 100.0)
+    floor = Floor()
+    with speakers(floor, one=LINES, two=LINES, three=LINES):
+        found = heard()
+    assert {name: len(found[name][0].connections) for name in found} == dict.fromkeys(
+        ("one", "two", "three"), LINES
+    )
+    assert found["one"][0].connections[0].stats == {"a": 7}
+    assert not floor.are_two.is_set()
+
+
+def test_who_falls_silent_holds_nobody_up(monkeypatch):
+    """It is late, whenever that is; the others are not."""
+    monkeypatch.setattr(asking, "ANSWER_S", 1.0)
+    with speakers(Floor(), one=0, two=LINES, three=2, four=LINES):
+        found = heard()
+    assert len(found.pop("late")) == 2
+    assert {name: len(found[name][0].connections) for name in found} == {"two": LINES, "four": LINES}
+
+
+@pytest.mark.parametrize("module", ["asyncio", "json"])
+def test_a_list_waits_for_no_module_that_it_does_not_need(module):
+    """To import asyncio takes as long as all the rest, and each list is a process of its own."""
+    program = (
+        "import sys, rdmanet.cli.command_line as it; it.main(['ss', '--json']);"
+        f" sys.exit({module!r} in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
