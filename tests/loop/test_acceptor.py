@@ -1,6 +1,7 @@
 """Accepting rests when it fails, and goes on later."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -92,3 +93,26 @@ async def test_it_may_be_closed_by_who_was_accepted(listener):
         await until_seen(lambda: listener.fileno() < 0)
         with pytest.raises(ConnectionResetError):
             second.recv(1)
+
+
+async def test_a_crowd_has_a_part_of_the_loops_time(listener, monkeypatch):
+    """Else the loop would accept in each of its turns as long as a flood lasts, and never sleep."""
+    monkeypatch.setattr(acceptor, "PAUSE_S", 1000)
+    came: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(acceptor.AT_ONCE + 3):
+            stack.enter_context(caller(listener))
+        accepting = Acceptor(asyncio.get_running_loop(), listener, came.append)
+        await until_seen(lambda: len(came) >= acceptor.AT_ONCE)
+        await loop_turns(20)
+        assert len(came) == acceptor.AT_ONCE
+        accepting.close()
+        assert accepting._resting.cancelled()
+        monkeypatch.setattr(acceptor, "PAUSE_S", 0.001)
+        accepting = Acceptor(asyncio.get_running_loop(), listener, came.append)
+        for _ in range(acceptor.AT_ONCE):
+            stack.enter_context(caller(listener))
+        await until_seen(lambda: len(came) == 2 * acceptor.AT_ONCE + 3)
+        accepting.close()
+        for each in came:
+            each.close()

@@ -23,7 +23,6 @@
 #include <sys/resource.h>
 
 enum {
-	ACCEPTS_PER_ROUND = 16,
 	ACCEPT_RETRY_MS = 100,
 	RESERVE_MAX = 32,
 	UNMET_MAX = 32,    /* that are counted */
@@ -289,8 +288,13 @@ void rn_cm_listen_ready(struct rn_source *source, uint32_t epoll_events)
 	struct rn_cm_id *listener = RN_OWNER(source, struct rn_cm_id, accepting);
 
 	(void)epoll_events;
-	for (int i = 0; i < ACCEPTS_PER_ROUND && accept_one(listener); i++)
-		;
+	for (int i = 0; i < RN_ACCEPTS_PER_ROUND; i++)
+		if (!accept_one(listener))
+			return;
+	if (!rn_guarded(RN_GUARD_ACCEPT_PAUSE))
+		return;
+	rn_source_modify(source, 0);
+	rn_timer_set(&listener->accept_retry, RN_ACCEPT_PAUSE_MS * 1000000u);
 }
 
 void rn_cm_listen_retry(struct rn_timer *timer)
