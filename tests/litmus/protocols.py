@@ -548,6 +548,71 @@ SHARED_READ = Protocol(
 )
 
 
+# --- mail: a slot is filled, and taken out by the reader, or back by the writer -----------------------------
+# The slot is at position 0 (turn 0), has a message (1), and is at its next position (64). If the reader has the first,
+# the writer puts another one there (65).
+
+
+def mail(o: Orders) -> list[Thread]:
+    def writer() -> Steps:
+        yield Write("message", "first")
+        yield Write("turn", 1, o["fill"])
+        if (yield Change("turn", swap(1, 64), o["take back"])) == 1:
+            return "taken back"
+        yield Read("turn", o["free?"], equals(64))
+        yield Write("message", "second")
+        yield Write("turn", 65, o["fill"])
+        return "sent"
+
+    def reader() -> Steps:
+        if (yield Read("turn", o["filled?"])) != 1:
+            return ()
+        first = yield Read("message")
+        if (yield Change("turn", swap(1, 64), o["take"])) != 1:
+            return ()
+        yield Read("turn", o["filled?"], equals(65))
+        second = yield Read("message")
+        return first, second
+
+    return [writer, reader]
+
+
+MAIL = Protocol(
+    "mail in a ring",
+    {"fill": RELEASE, "take back": SEQ_CST, "free?": ACQUIRE, "filled?": ACQUIRE, "take": SEQ_CST},
+    {"turn": 0, "message": "none"},
+    mail,
+    lambda results, last: results not in [("taken back", ()), ("sent", ("first", "second"))],
+    [{"fill": RELAXED}, {"filled?": RELAXED}],
+    [
+        (
+            "peer/mail.c",
+            "atomic_store_explicit(&slot->turn, turn(ring, ring->position), memory_order_release);",
+        ),
+        (
+            "peer/mail.c",
+            "atomic_load_explicit(&slot->turn, memory_order_acquire) != turn(ring, ring->position)",
+        ),
+        (
+            "peer/mail.c",
+            "atomic_load_explicit(&slot_of(process->arena, ring, ring->position)->turn, memory_order_acquire) ==",
+        ),
+        (
+            "peer/mail.c",
+            "atomic_compare_exchange_strong(&slot->turn, &filled, turn(ring, position + SLOTS))",
+        ),
+        (
+            "peer/mail.c",
+            "atomic_compare_exchange_strong(&slot->turn, &filled, turn(ring, ring->position - 1 + SLOTS))",
+        ),
+    ],
+    # Arm needs them: a message is read before its slot is given back, and written after that was seen. RC11 forbids
+    # anything else whatever their orders are (rc11.py: load buffering).
+    [{"take back": ACQUIRE, "free?": RELAXED, "take": RELEASE}, {"take back": RELAXED}, {"take": RELAXED}],
+)
+
+
 PROTOCOLS = [
     SLOT_RING, POOL_CLAIM, POOL_FINISH, WITHDRAWAL, FACTS, TOLD_LAST, DOORBELL, SUMMARY, LIMIT, NOTICE, SHARED_READ,
+    MAIL,
 ]  # fmt: skip
