@@ -4,13 +4,14 @@
 
 usage: scripts/two_releases.py [COMMIT ...]
 
-COMMIT is by default the last release or, as long as there is none, two commits: the first that speaks this tree's
-versions, and one whose device speaks another. This tree serves, the other is its client, and the other way round: by
-streams, calls, tensors, the event loop, and verbs, whose queue pairs are connected by the connection manager or by
-hand and then share memory. What must happen follows from the versions in both sources, as docs/developers/releasing.md
-says. If they are equal, the client is served. If not, the event loop takes TCP, and everything else ends with an error.
-This tree says both versions: as the client in its error, its log or its `fabric_reason`, as the server in its log,
-except on the event loop. What an older commit does not have yet is skipped.
+COMMIT is by default the last release or, as long as there is none, two commits: the last that changed a version, so the
+first that speaks those of this tree, and one whose device speaks another. This tree serves, the other is its client,
+and the other way round: by streams, calls, tensors, the event loop, and verbs, whose queue pairs are connected by the
+connection manager or by hand and then share memory. What must happen follows from the versions in both sources, as
+docs/developers/releasing.md says. If they are equal, the client is served. If not, the event loop takes TCP, and
+everything else ends with an error. This tree says both versions: as the client in its error, its log or its
+`fabric_reason`, as the server in its log, except on the event loop. What an older commit does not have yet is
+skipped.
 
     exit status   0: so it is; 1: it is not, or a wheel cannot be built
 """
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WHILE_THERE_IS_NO_RELEASE = ["4aec4873", "4bb08e85"]
+OF_ANOTHER_DEVICE = "4bb08e85"
 PATIENCE_S = 60
 
 VERSIONS = {
@@ -36,6 +37,7 @@ VERSIONS = {
     "the tensors' protocol": ("rdmanet/tensors/messages.py", r"^VERSION.* = (\d+)"),
     "the doors' protocol": ("rdmanet/loop/doors.py", r"^(?:VERSION = |_GREETING = b\"rdmanet-stream )(\d+)"),
 }
+A_VERSION = "^(#define RN_WIRE_VERSION|VERSION|_GREETING)"  # a line of VERSIONS, for git
 
 ON_THE_LOOP = """
 import asyncio, sys, rdmanet
@@ -208,9 +210,15 @@ def names(text: str, theirs: int, ours: int) -> bool:
 
 
 def commits_to_meet() -> list[str]:
-    command = ["git", "-C", str(ROOT), "tag", "--merged", "HEAD~", "--sort", "-version:refname", "v*"]
-    tags = subprocess.run(command, text=True, stdout=subprocess.PIPE)
-    return tags.stdout.split()[:1] or WHILE_THERE_IS_NO_RELEASE
+    return git("tag", "--merged", "HEAD~", "--sort", "-version:refname", "v*")[:1] or [
+        *git("log", "-1", "--format=%h", "-G", A_VERSION, "--", *(file for file, _ in VERSIONS.values())),
+        OF_ANOTHER_DEVICE,
+    ]
+
+
+def git(*arguments: str) -> list[str]:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, text=True, check=True, stdout=subprocess.PIPE).stdout.split()
 
 
 def released(commit: str, folder: Path) -> Release:
