@@ -60,7 +60,8 @@ async def fetch(loop: asyncio.AbstractEventLoop, unpacking: Unpacking, read: Rea
     """
     left = iter(unpacking.blocks)
     if len(unpacking.blocks) > 1:
-        await _together([loop.create_task(_read(loop, left, read)) for _ in range(_AT_ONCE)])
+        reads = (_read(loop, left, read) for _ in range(_AT_ONCE))
+        await _together([loop.create_task(each, name="rpc read") for each in reads])
     else:
         await _read(loop, left, read)
     await in_turns(loop, unpacking.text_checks())

@@ -281,7 +281,7 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         try:
             result = self._connected_cb(reader, writer)
             if asyncio.iscoroutine(result):
-                self._task = loop.create_task(result)
+                self._task = loop.create_task(result, name=getattr(result, "__qualname__", None))
                 self._task.add_done_callback(ended)
         except (SystemExit, KeyboardInterrupt):
             raise

@@ -193,7 +193,7 @@ class Endpoint:
 
     async def _close(self) -> None:
         self._is_closed = True
-        closing = self._loop.create_task(self._end())
+        closing = self._loop.create_task(self._end(), name="tensors close")
         cancelled = False
         while not closing.done():
             try:

@@ -149,7 +149,7 @@ class Transfer(Generic[T]):
     def _begin(self) -> None:
         assert self._call is not None
         call, self._call = self._call, None
-        self._task = self._thread.loop.create_task(call())
+        self._task = self._thread.loop.create_task(call(), name="tensors operation")
         self._thread.under_way.add(self._task)
         self._task.add_done_callback(self._end)
 

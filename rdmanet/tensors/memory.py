@@ -232,7 +232,7 @@ class Memory:
         """
         if self._closing is None:
             self.is_closed = True
-            self._closing = self.loop.create_task(self._close())
+            self._closing = self.loop.create_task(self._close(), name="tensors deregister")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:

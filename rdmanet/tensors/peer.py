@@ -420,7 +420,7 @@ class Peer:
         if self._is_closed:
             raise ValueError(f"{self!r} is closed")
         if self._dialling is None:
-            self._dialling = self._loop.create_task(self._dial())
+            self._dialling = self._loop.create_task(self._dial(), name="tensors connect")
             self._dialling.add_done_callback(self._dialled)
         dialling = self._dialling
         await asyncio.wait([dialling])

@@ -298,3 +298,18 @@ async def test_one_connection_is_copied_to_another(net: Net):
 async def test_a_server_without_a_callback_says_the_order():
     with pytest.raises(TypeError, match="the callback comes first, not '127.0.0.1'"):
         await rdmanet.start_rdma_stream_server("127.0.0.1", 0, lambda reader, writer: None)
+
+
+async def test_the_task_of_a_callback_has_its_name(net: Net):
+    named: asyncio.Future[str] = net.loop.create_future()
+
+    async def count_words(reader, writer):
+        task = asyncio.current_task()
+        named.set_result(task.get_name() if task else "")
+        writer.close()
+
+    _, port = await net.serve_streams(count_words)
+    reader, writer = await net.open(port)
+    assert (await named).endswith("count_words")
+    assert await reader.read() == b""
+    writer.close()

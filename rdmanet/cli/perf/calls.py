@@ -64,7 +64,7 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
         async with connect() as client:
             await _call(client, run, at_once, settings.warm_up_s, 0, Histogram())
             sampler = Sampler(run, progress, lambda: int(found.count))
-            sampling = asyncio.ensure_future(sampler.run())
+            sampling = asyncio.create_task(sampler.run(), name="sample")
             control.send(Go())
             usage, began = Usage(), time.perf_counter()
             seconds = ENDLESS_S if settings.iterations else settings.seconds
@@ -142,4 +142,4 @@ async def _call(
         return
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
-            group.create_task(caller())
+            group.create_task(caller(), name="call")

@@ -150,7 +150,7 @@ async def measure(control: Control, run: Run, progress: Progress) -> Result:
         sampler = Sampler(run, progress, traffic.messages)
         usage = Usage()
         interrupted = False
-        sampling = asyncio.ensure_future(sampler.run())
+        sampling = asyncio.create_task(sampler.run(), name="sample")
         try:
             interrupted = await _until_over(traffic, seconds)
         finally:
@@ -307,7 +307,7 @@ async def _drive(fabric: Fabric, client: Any, address: list[Any]) -> Report:
 
 async def _until_over(traffic: _Traffic, seconds: float) -> bool:
     """Whether Ctrl-C ended it: then the clients end now, and what they have is measured."""
-    task = asyncio.ensure_future(traffic.run())
+    task = asyncio.create_task(traffic.run(), name="send and receive")
     interrupted = False
     try:
         await asyncio.wait({task}, timeout=seconds + LATEST_S)
