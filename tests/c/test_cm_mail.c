@@ -470,8 +470,10 @@ static void a_ring_is_scribbled_over(void)
 	part(&other, ids);
 
 	other = meet(ids);
+	rn_engine_pause(); /* or it may hear the request before that is scribbled over */
 	tell(&other, 'q');
 	tell(&other, 's');
+	rn_engine_resume();
 	want_none(channel, 50);
 	tell(&other, 'l');
 	want_none(channel, 50);
