@@ -1,6 +1,7 @@
 """The benchmarks run: what they measure is not judged here."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_counted_connections() -> None:
     of_all, of_engine = ([float(side) for side in cell.split(" + ")] for cell in (sleeps, engines))
     # Linked processes hear of each other without the engine: it may not have slept at all.
     assert all(0 <= some <= every > 0 for some, every in zip(of_engine, of_all, strict=True))
+
+
+@pytest.mark.skipif(shutil.which("redis-benchmark") is None, reason="there is no redis-benchmark")
+def test_proxying() -> None:
+    _, *rows = run("benchmarks.proxying").splitlines()
+    assert [row.split()[0] for row in rows] == ["1"] * 4 + ["32"] * 4
+    assert all(float(row.split()[-3].replace(",", "")) > 0 for row in rows)
 
 
 def test_starting() -> None:
