@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keeper import Keeper, keep, read_by_force
 from net import HOST, Journal, Net, bindings, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.wire.offers import ALIVE_MAX
+from tests.rpc.keeper import Keeper, keep, read_by_force
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, loop_turns
 

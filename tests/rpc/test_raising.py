@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S
 from net import Journal, Net, callee, channel, failure
 
 from rdmanet import rpc
 from rdmanet.base import log_rate
 from rdmanet.rpc import Code
+from tests.rpc.conftest import LIMIT_S
 
 
 class Stop(BaseException):

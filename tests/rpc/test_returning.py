@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from keeper import keep, read_by_force
 from net import Net, bindings, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.messages import Reply
+from tests.rpc.keeper import keep, read_by_force
 
 pytestmark = pytest.mark.parametrize("transport", ["rdma"])
 

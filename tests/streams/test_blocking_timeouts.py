@@ -6,7 +6,8 @@ import random
 import threading
 
 import pytest
-from test_blocking import LIMIT_S, MIB, NOT_LONG_S, meanwhile, pair, until_in_a_call
+
+from tests.streams.test_blocking import LIMIT_S, MIB, NOT_LONG_S, meanwhile, pair, until_in_a_call
 
 pytestmark = pytest.mark.once
 

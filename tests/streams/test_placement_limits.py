@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from harness import HOST, Net
 from pattern import Pattern
-from test_placement import bare as bare
-from test_placement import memory, needs_windows, placed, places, said, stats, streams_to
 
 import rdmanet
 from rdmanet import credit
 from rdmanet._core import AccessFlags, WROpcode
+from tests.streams.test_placement import bare as bare
+from tests.streams.test_placement import memory, needs_windows, placed, places, said, stats, streams_to
 from tests.support.bare_peer import CREDIT, DATA, PING, PONG, BarePeer, frame
 from tests.support.waiting import begin, until_seen
 

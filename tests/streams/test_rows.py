@@ -6,11 +6,11 @@ import random
 
 import pytest
 from harness import Echo, Net
-from test_offers import allocate, offered
 
 import rdmanet
 from rdmanet.stream import blocks
 from rdmanet.stream.transfers import AT_ONCE_BYTES, PIECE_BYTES
+from tests.streams.test_offers import allocate, offered
 from tests.support.waiting import begin, until_seen
 
 MIB = 1 << 20

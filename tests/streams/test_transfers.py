@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from harness import Echo, Net
 from pattern import Pattern
-from test_offers import allocate, offered
 
 from rdmanet.stream import transfers
 from rdmanet.stream.transfers import AT_ONCE_BYTES, PIECE_BYTES
+from tests.streams.test_offers import allocate, offered
 from tests.support.waiting import begin, until_seen
 
 MIB = 1 << 20
