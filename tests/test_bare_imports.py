@@ -8,9 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-FILES = [
-    file for file in TESTS.glob("*/*.py") if not file.with_name("pytest.ini").exists()
-]  # those run by themselves
+# A folder with a pytest.ini is a suite by itself.
+FILES = [file for file in TESTS.glob("*/*.py") if not file.with_name("pytest.ini").exists()]
 
 
 def imported(file):
