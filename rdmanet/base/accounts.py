@@ -50,7 +50,7 @@ class ConnectionInfo:
     :ivar reading: whether the program takes what comes
     :ivar paused: whether pause_writing() was called, so that drain() waits
     :ivar device: the name of the device; "" by TCP
-    :ivar path: how the device reaches the peer: "memory", "tcp", or "adapter"; "" by TCP
+    :ivar path: how the device reaches the peer: "memory", "tcp", or "adapter"; "" by TCP, and when it is over
     :ivar qp: the number of the queue pair; 0 by TCP
     :ivar error: why the connection is over; "" if it is not, or has ended in good order
     :ivar way: while a peer does not answer, by RDMA: from which GID it is to be reached, and which would be better
@@ -136,7 +136,8 @@ class ConnectionInfo:
 
     def _fabric(self) -> str:
         way = {"memory": "through memory", "tcp": "by TCP, which it uses itself", "adapter": "an adapter"}
-        device = f", device {self.device}, {way.get(self.path, self.path)}" if self.device else ""
+        path = f", {way.get(self.path, self.path)}" if self.path else ""
+        device = f", device {self.device}{path}" if self.device else ""
         return f"{self.fabric.upper()}{device}: {self.reason or 'no reason is known'}"
 
     def _activity(self) -> str:

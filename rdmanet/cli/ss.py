@@ -225,7 +225,7 @@ def _row(info: ConnectionInfo, rates: tuple[float, float] | None) -> list[str]:
     if rates is not None:
         moved = [f"{size_text(int(rate))}/s, {total}" for rate, total in zip(rates, moved, strict=True)]
     credits = f"{stats.get('credits', 0)}/{stats.get('peer_slots', 0)}" if info.fabric == "rdma" else ""
-    device = f"{info.device} ({info.path})" if info.device else ""
+    device = f"{info.device} ({info.path})" if info.path else info.device
     qp = f"{info.qp:#x}" if info.qp else ""
     places = [place_text(info.local), place_text(info.peer)]
     return [info.fabric, info.state, *places, *moved, credits, device, qp]

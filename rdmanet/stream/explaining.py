@@ -152,8 +152,9 @@ def _place(address: Any) -> Place | None:
 
 
 def _path(facts: dict[str, Any], connection: Connection) -> str:
-    if not facts:
+    """How the peer is reached; "" if that is not known yet, or not any more: the queue pair has been destroyed."""
+    if not facts or connection.qp is None or connection.qp.closed:
         return ""
     if facts["rdma_library"] != "embedded":
         return "adapter"
-    return "tcp" if connection.qp is not None and connection.probed else "memory"
+    return "tcp" if connection.probed else "memory"

@@ -278,3 +278,16 @@ async def test_a_connection_that_is_being_made(net: Net):
 
     client, _ = await net.pair(Looks)
     assert "(client): open" in client.said
+
+
+async def test_a_connection_that_is_over(net: Net):
+    """How its peer was reached is not known any more, and nothing is made up."""
+    client, server = await net.pair()
+    way = explained(client).splitlines()[1]
+    client.transport.close()
+    await server.until_lost()
+    await client.until_lost()
+    said = explained(client).splitlines()
+    assert "(client): closed" in said[0] and said[2].startswith("waits: the connection is over: ")
+    device = way.split(",")[1].partition(":")[0]
+    assert said[1] == f"fabric: RDMA,{device}: the program asked for RDMA" != way
