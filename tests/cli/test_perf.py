@@ -145,10 +145,15 @@ def test_a_drawing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["drawn.svg"]
 
 
-def test_a_place_where_nothing_can_be_written(tmp_path):
-    status, _, err = perf("write_lat", *SHORT, "--save", tmp_path / "no" / "file.json")
-    assert status == 1
-    assert "No such file or directory" in one_line(err)
+@pytest.mark.parametrize("option", ["--save", "--plot"])
+@pytest.mark.parametrize(
+    ("place", "why"), [("no/file", "No such file or directory"), (".", "Is a directory")]
+)
+def test_a_place_where_nothing_can_be_written(tmp_path, option, place, why):
+    """It is said before anything is measured."""
+    status, out, err = perf("write_lat", *SHORT, option, tmp_path / place)
+    assert (status, out) == (1, "") and why in one_line(err)
+    assert not [*tmp_path.iterdir()] and not tmp_path.with_name(f"{tmp_path.name}.new").exists()
 
 
 # ---- What is refused, and Ctrl-C ----------------------------------------------------------------------------------

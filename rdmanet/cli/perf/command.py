@@ -7,6 +7,7 @@ wrong. 3: a limit of --require is not kept. 130: Ctrl-C; what was measured until
 import argparse
 import contextlib
 import csv
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -82,6 +83,7 @@ def _measure(
     for line in lines:
         for run_ in line.runs:
             check_run(run_)
+    _check_places(args)
     cpus = _cpus(args, 1 if host else 2)
     shows_tables = not (args.json or args.csv)
     whole = Machine()
@@ -188,9 +190,33 @@ def wrongs(report: Report) -> list[str]:
     return said
 
 
+def _check_places(args: argparse.Namespace) -> None:
+    """Before anything is measured, which may take hours: whether what is found can be written.
+
+    :raises OSError: it cannot
+    """
+    for path in (args.save, args.plot):
+        if path is None:
+            continue
+        beside = _beside(path)
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            beside.touch()
+            beside.unlink()
+        except OSError as exc:
+            raise OSError(exc.errno, f"{path}: {exc.strerror}") from None
+    if args.hgrm is not None:
+        args.hgrm.mkdir(parents=True, exist_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
+
+
 def _write(path: Path, text: str) -> None:
     """The whole file, or none of it: who draws over an old one keeps that if the disk is full."""
-    beside = path.with_name(path.name + ".new")
+    beside = _beside(path)
     try:
         beside.write_text(text)
         beside.replace(path)
