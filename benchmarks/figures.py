@@ -142,8 +142,12 @@ def caption(record: dict[str, Any]) -> str:
         f"{cpu}, {machine['cpus']} virtual CPUs, Linux {kernel}, Python {machine['python']}, "
         f"uvloop {machine['versions']['uvloop']}, {day};\n"
         "two processes, each on a CPU of its own, nothing else running; "
-        f"{record.get('by', '`make bench`')}: medians of {record['repetitions']} turns."
+        f"{record.get('by', '`make bench`')}: {turns_text(record['repetitions'])}."
     )
+
+
+def turns_text(turns: int) -> str:
+    return "one turn" if turns == 1 else f"medians of {turns} turns"
 
 
 def _beside_sockets(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.chart import FABRICS, FRONT, GROUPS
-from benchmarks.figures import KEPT, PLAN, README, kept, pages, record_of
+from benchmarks.figures import KEPT, PLAN, README, caption, kept, pages, record_of
 from rdmanet.cli.perf.options import add_arguments
 from rdmanet.cli.perf.plan import lines_of
 from rdmanet.cli.perf.results import Result
@@ -40,6 +40,11 @@ def test_other_figures_make_other_pages() -> None:
         "front.svg",
         "performance.svg",
     ]
+
+
+def test_how_many_turns_there_were() -> None:
+    assert caption(RECORD | {"repetitions": 1}).endswith(": one turn.")
+    assert caption(RECORD | {"repetitions": 5}).endswith(": medians of 5 turns.")
 
 
 def _planned() -> set[tuple[str, str, str]]:
