@@ -43,8 +43,8 @@ def test_other_figures_make_other_pages() -> None:
 
 
 def test_how_many_turns_there_were() -> None:
-    assert caption(RECORD | {"repetitions": 1}).endswith(": one turn.")
-    assert caption(RECORD | {"repetitions": 5}).endswith(": medians of 5 turns.")
+    assert caption(record_of(RECORD) | {"repetitions": 1}).endswith(": one turn.")
+    assert caption(record_of(RECORD) | {"repetitions": 5}).endswith(": medians of 5 turns.")
 
 
 def _planned() -> set[tuple[str, str, str]]:
