@@ -156,7 +156,7 @@ static int accept_socket(struct rn_cm_id *listener, struct sockaddr_storage *far
 	socklen_t length = sizeof *far;
 	int fd = rn_fd_own(accept4(listener->bound_fd, (struct sockaddr *)far, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
 
-	if (fd >= 0)
+	if (fd >= 0 && !listener->by_name)
 		rn_cm_release_port(fd);
 	return fd;
 }
@@ -197,31 +197,40 @@ static void warn_of_shortage(const struct rn_cm_id *listener, const char *what)
 		what);
 }
 
+/* False: the connection has gone. */
+static bool read_ends(const struct rn_cm_id *listener, int fd, struct sockaddr_storage *near,
+		      struct sockaddr_storage *far)
+{
+	socklen_t length = sizeof *near;
+
+	if (listener->by_name)
+		name_ends(listener, near, far);
+	else if (getsockname(fd, (struct sockaddr *)near, &length))
+		return false;
+	rn_cm_as_ipv4(near);
+	rn_cm_as_ipv4(far);
+	return true;
+}
+
 /* Make a wire for this socket, which then owns it. */
 static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockaddr_storage *far)
 {
 	struct sockaddr_storage near = {0};
-	socklen_t near_length = sizeof near;
 	static const int on = 1;
 	struct rn_cm_wire *wire;
-	bool by_name;
 
-	if (getsockname(fd, (struct sockaddr *)&near, &near_length)) {
+	if (!read_ends(listener, fd, &near, far)) {
 		rn_fd_close(fd);
 		return NULL;
 	}
-	by_name = near.ss_family == AF_UNIX;
-	if (by_name)
-		name_ends(listener, &near, far);
-	rn_cm_as_ipv4(&near);
-	rn_cm_as_ipv4(far);
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	if (!listener->by_name)
+		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	rn_cm_context_renew(); /* the listener is a user of the context */
 	pthread_mutex_lock(&rn_cm_lock);
 	wire = rn_cm_wire_new(RN_CM_WIRE_ACCEPTED);
 	if (wire) {
 		wire->source.fd = fd;
-		wire->by_name = by_name;
+		wire->by_name = listener->by_name;
 		wire->listener = listener;
 		wire->near = near;
 		wire->far = *far;
@@ -231,7 +240,7 @@ static struct rn_cm_wire *meet(struct rn_cm_id *listener, int fd, struct sockadd
 		rn_fd_close(fd);
 		return NULL;
 	}
-	if (by_name)
+	if (wire->by_name)
 		wire->stranger.from = rn_stranger_user(fd);
 	else
 		wire->stranger.from = rn_stranger_by_tcp(fd, (struct sockaddr *)far);
