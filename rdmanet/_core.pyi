@@ -37,6 +37,9 @@ _Address = tuple[str, int] | tuple[str, int, int, int]
 def live_objects() -> dict[str, int]:
     """The number of C objects that this process holds, by kind. A test can compare it before and after."""
 
+def is_in_environment(name: bytes) -> bool:
+    """Whether os.environ has this name, asked without a call of Python code."""
+
 def process_id() -> int:
     """os.getpid() without a system call: a fork handler updates the value."""
 
@@ -1611,7 +1614,6 @@ class QP(Resource):
     :ivar recv_cq: the CQ of its receives; None for XRC
     :ivar srq: the SRQ that its receives come from, or None
     :ivar xrcd: the XRC domain of an XRC_RECV queue pair
-    :ivar cap: a QPCap: what the device has granted
     :raises OSError: EINVAL for sizes or a type that the device does not support; ENOMEM
     """
 
@@ -1634,7 +1636,8 @@ class QP(Resource):
     @property
     def xrcd(self) -> XRCD | None: ...
     @property
-    def cap(self) -> QPCap: ...
+    def cap(self) -> QPCap:
+        """What the device has granted, a QPCap."""
     @property
     def qp_num(self) -> int:
         """Its number, 24 bits, by which the peer addresses it."""
@@ -2520,6 +2523,7 @@ class Connection:
     def first_slot_bytes(self) -> int: ...
     @property
     def promised(self) -> int: ...
+    def create_qp(self, id: CMID, cq: CQ) -> QP: ...
     def start(self, qp: QP) -> None: ...
     def agree(self, ledger: Ledger, frame_bytes: int, depth: int, solicits: bool = False) -> None: ...
     def hear_slots(self, number: int, slot_bytes: int) -> None: ...

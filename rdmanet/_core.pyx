@@ -30,7 +30,7 @@ from libc.errno cimport (
     EOPNOTSUPP, EPERM, errno,
 )
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, getenv, malloc, realloc
 from libc.string cimport memcpy, memset, strerror
 from posix.types cimport pid_t
 

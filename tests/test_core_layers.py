@@ -63,7 +63,7 @@ WRITTEN_IN_SEVERAL: dict[str, str] = {
     "MR": "addr borrowed exports length",
     "MW": "mr",
     "Operation": "binding cell_mr due future queue requests value",
-    "QP": "cap ptr xrcd",
+    "QP": "ptr xrcd",
     "ReadRequest": "has_view",
     "SendWR": "elements wr_id",
     "SharedRing": "kept_next",

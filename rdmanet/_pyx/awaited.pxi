@@ -55,10 +55,10 @@ cdef class OperationQueue:
         if cq is not watcher.cq:
             raise ValueError(f"{qp!r} has another completion queue than {watcher.cq!r}")
         self.qp, self.watcher, self.sends = qp, watcher, sends
-        self.depth = qp.cap.max_send_wr if sends else qp.cap.max_recv_wr
+        self.depth = qp.granted.max_send_wr if sends else qp.granted.max_recv_wr
         if not sends and qp.srq is not None:
             self.depth = 0
-        self.max_inline = qp.cap.max_inline_data
+        self.max_inline = qp.granted.max_inline_data
         self.qp_num = qp.ptr.qp_num
         self.many = FEW_WAITING
         if cq.reserved + self.depth > cq.ptr.cqe:

@@ -180,47 +180,35 @@ cdef class CMID(_OneThread):
 
     def set_reuse_addr(self, bint reuse=True):
         """Let a listener use a port that old connections still occupy."""
-        self.set_option(verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_REUSEADDR, reuse)
+        self.set_option(verbs.RDMA_OPTION_ID_REUSEADDR, reuse)
 
     def set_af_only(self, bint only=True):
         """Restrict a listener on :: to IPv6."""
-        self.set_option(verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_AFONLY, only)
+        self.set_option(verbs.RDMA_OPTION_ID_AFONLY, only)
 
     def set_ack_timeout(self, uint8_t timeout):
         """Set how long the queue pair waits for an ACK: 4.096 us * 2 ** timeout. Call it before connecting."""
-        cdef int rc
-        self.usable()
-        self.enter()
-        with nogil:
-            rc = verbs.rn_set_option(
-                self.library.c, self.ptr, verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, 1)
-        self.leave()
-        check(rc, f"rdma_set_option(ACK_TIMEOUT, {timeout})")
+        self.set_option(verbs.RDMA_OPTION_ID_ACK_TIMEOUT, timeout, 1, f"rdma_set_option(ACK_TIMEOUT, {timeout})")
 
     def set_tos(self, uint8_t tos):
         """Set the type of service of the connection's packets. Call it before the route is resolved."""
-        cdef int rc
-        self.usable()
-        self.enter()
-        with nogil:
-            rc = verbs.rn_set_option(
-                self.library.c, self.ptr, verbs.RDMA_OPTION_ID, verbs.RDMA_OPTION_ID_TOS, &tos, 1)
-        self.leave()
-        check(rc, f"rdma_set_option(TOS, {tos})")
+        self.set_option(verbs.RDMA_OPTION_ID_TOS, tos, 1, f"rdma_set_option(TOS, {tos})")
 
     def set_by_name_alone(self):
         """Have connect() ask by the listener's name on this host, never by TCP: a TCP program has the port."""
         self.usable()
         self.library.by_name_alone(self.ptr)
 
-    cdef int set_option(self, int level, int name, int value) except -1:
+    cdef int set_option(self, int name, int value, size_t size=sizeof(int), str call="rdma_set_option") except -1:
+        cdef uint8_t byte = <uint8_t>value
+        cdef void *at = <void *>&byte if size == 1 else <void *>&value
         cdef int rc
         self.usable()
         self.enter()
         with nogil:
-            rc = verbs.rn_set_option(self.library.c, self.ptr, level, name, &value, sizeof(value))
+            rc = verbs.rn_set_option(self.library.c, self.ptr, verbs.RDMA_OPTION_ID, name, at, size)
         self.leave()
-        return check(rc, "rdma_set_option")
+        return check(rc, call)
 
     def bind_addr(self, address):
         """Bind to (ip, port) or (ip, port, flowinfo, scope_id); port 0 takes a free one."""
@@ -432,16 +420,31 @@ cdef class CMID(_OneThread):
         :raises ValueError: it already has one, or the domain belongs to another context
         :raises OSError: EINVAL for sizes or a type that the device does not support; ENOMEM
         """
-        cdef QP qp
-        self.usable()
-        if self.qp is not None:
-            raise ValueError(f"{self!r} already has a queue pair")
-        if self.ptr.verbs is NULL or self.ptr.verbs is not pd.context.ptr:
-            raise ValueError(f"{pd!r} and {self!r} belong to different contexts")
-        qp = QP.__new__(QP)
+        cdef QP qp = QP.__new__(QP)
+        self.may_have_qp(pd)
         self.enter()
         try:
             create_qp(qp, pd, init_attr, self.ptr)
+        finally:
+            self.leave()
+        self.own_qp = qp
+        return qp
+
+    cdef int may_have_qp(self, PD pd) except -1:
+        self.usable()
+        if self.own_qp is not None and self.own_qp.ptr is not NULL:
+            raise ValueError(f"{self!r} already has a queue pair")
+        if self.ptr.verbs is NULL or self.ptr.verbs is not pd.context.ptr:
+            raise ValueError(f"{pd!r} and {self!r} belong to different contexts")
+        return 0
+
+    cdef QP create_rc(self, PD pd, CQ cq, SRQ srq, const verbs.ibv_qp_cap *cap):
+        """create_qp() for the engine: reliable, on one CQ."""
+        cdef QP qp = QP.__new__(QP)
+        self.may_have_qp(pd)
+        self.enter()
+        try:
+            create_rc_qp(qp, pd, cq, srq, cap, self.ptr)
         finally:
             self.leave()
         self.own_qp = qp
@@ -474,27 +477,3 @@ cdef class CMID(_OneThread):
         self.channel.children -= 1
         channel.children += 1
         self.channel = channel
-
-
-cdef uint8_t data_length(bytes data) except? 255:
-    if len(data) > 255:
-        raise ValueError(f"private data of {len(data)} bytes is too long: a message carries at most 255")
-    return len(data)
-
-
-cdef int fill_param(verbs.rdma_conn_param *c, bytes data, int responder_resources, int initiator_depth,
-                    int retry_count, int rnr_retry_count) except -1:
-    for name, value, most in (
-        ("responder_resources", responder_resources, 255), ("initiator_depth", initiator_depth, 255),
-        ("retry_count", retry_count, 7), ("rnr_retry_count", rnr_retry_count, 7),
-    ):
-        if not 0 <= value <= most:
-            raise ValueError(f"{name} {value} is not in 0..{most}")
-    memset(c, 0, sizeof(c[0]))
-    c.private_data = <const char *>data if data else NULL
-    c.private_data_len = data_length(data)
-    c.responder_resources = responder_resources
-    c.initiator_depth = initiator_depth
-    c.retry_count = retry_count
-    c.rnr_retry_count = rnr_retry_count
-    return 0

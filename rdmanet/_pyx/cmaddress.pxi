@@ -1,4 +1,5 @@
-# Socket addresses of the connection manager: (ip, port), or (ip, port, flowinfo, scope_id), to and from a sockaddr.
+# What the connection manager is told, in C: socket addresses, to and from (ip, port) or (ip, port, flowinfo, scope_id),
+# and the parameters of a connection.
 
 cdef extern from "<arpa/inet.h>" nogil:
     struct in_addr:
@@ -56,12 +57,26 @@ cdef int fill_sockaddr(verbs.sockaddr_storage *c, address) except -1:
     return 0
 
 
+cdef uint32_t _last_v4 = 0
+cdef str _last_v4_text = "0.0.0.0"      # both ends of a connection within a host have mostly the same address
+
+
+cdef str text_of_v4(const in_addr *address):
+    global _last_v4, _last_v4_text
+    cdef uint32_t number
+    cdef char text[64]
+    memcpy(&number, address, sizeof(number))
+    if number != _last_v4 and inet_ntop(AF_INET, address, text, sizeof(text)) is not NULL:
+        _last_v4_text, _last_v4 = text.decode(), number
+    return _last_v4_text
+
+
 cdef object read_sockaddr(verbs.sockaddr *c):
     cdef sockaddr_in *v4 = <sockaddr_in *>c
     cdef sockaddr_in6 *v6 = <sockaddr_in6 *>c
     cdef char text[64]
-    if v4.sin_family == AF_INET and inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text)) is not NULL:
-        return text.decode(), ntohs(v4.sin_port)
+    if v4.sin_family == AF_INET:
+        return text_of_v4(&v4.sin_addr), ntohs(v4.sin_port)
     if v4.sin_family == AF_INET6 and inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text)) is not NULL:
         return text.decode(), ntohs(v6.sin6_port), ntohl(v6.sin6_flowinfo), v6.sin6_scope_id
     return None
@@ -71,3 +86,31 @@ cdef str resolving(dst_addr, src_addr):
     """For an error of rdma_resolve_addr(): the addresses. With a source, that may be what is wrong."""
     origin = "" if src_addr is None else f" from {src_addr[0]}, {src_addr[1]}"
     return f"rdma_resolve_addr({dst_addr[0]}, {dst_addr[1]}{origin})"
+
+
+cdef uint8_t data_length(bytes data) except? 255:
+    if len(data) > 255:
+        raise ValueError(f"private data of {len(data)} bytes is too long: a message carries at most 255")
+    return len(data)
+
+
+cdef inline int in_range(str name, int value, int most) except -1:
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} {value} is not in 0..{most}")
+    return 0
+
+
+cdef int fill_param(verbs.rdma_conn_param *c, bytes data, int responder_resources, int initiator_depth,
+                    int retry_count, int rnr_retry_count) except -1:
+    in_range("responder_resources", responder_resources, 255)
+    in_range("initiator_depth", initiator_depth, 255)
+    in_range("retry_count", retry_count, 7)
+    in_range("rnr_retry_count", rnr_retry_count, 7)
+    memset(c, 0, sizeof(c[0]))
+    c.private_data = <const char *>data if data else NULL
+    c.private_data_len = data_length(data)
+    c.responder_resources = responder_resources
+    c.initiator_depth = initiator_depth
+    c.retry_count = retry_count
+    c.rnr_retry_count = rnr_retry_count
+    return 0

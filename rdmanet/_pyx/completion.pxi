@@ -454,9 +454,9 @@ cdef class CQ(Resource):
         cdef Py_ssize_t most = 0
         for reference in list(self.qps.values()):
             qp = reference()
-            if qp is not None and qp.cap is not None:
-                most += qp.cap.max_send_wr if qp.send_cq is self else 0
-                most += qp.cap.max_recv_wr if qp.recv_cq is self else 0
+            if qp is not None:
+                most += qp.granted.max_send_wr if qp.send_cq is self else 0
+                most += qp.granted.max_recv_wr if qp.recv_cq is self else 0
         return OSError(-rc, (
             f"{call}: {reason_of(rc)}: {self!r} is broken, as it is when it was overrun: it holds {self.ptr.cqe} "
             f"completions, and its queue pairs may have {most} requests at once (QPCap). Create it with more entries, "

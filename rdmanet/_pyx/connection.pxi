@@ -44,6 +44,10 @@ cdef class Connection(Receiver):
         """What our receives hold as long as nothing else has been said."""
         return self.own.sizes.size if self.own is not None else self.slot_bytes
 
+    def create_qp(self, CMID id not None, CQ cq not None):
+        """Create its queue pair for an identifier of the connection manager, on `cq`; `start` comes next."""
+        return create_queue_pair(self, id, cq)
+
     def start(self, QP qp not None):
         """Post the whole receive ring; call before connect or accept."""
         start_receiving(self, qp)

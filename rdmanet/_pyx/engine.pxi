@@ -69,7 +69,7 @@ cdef class _Engine(Watcher):
     cdef MR implicit
     cdef uint32_t implicit_lkey
     cdef bint implicit_lkey_valid
-    cdef public uint32_t max_inline
+    cdef readonly uint32_t max_inline
     cdef int windows                    # 1: the device has windows of type 2; 0: not known yet; -1: it has none
     cdef bint confined                  # if it has: a window's bounds are checked
     cdef readonly size_t place_bytes    # reads of less are copied, into memory of rdmanet.alloc(), too
@@ -321,6 +321,11 @@ cdef class _Engine(Watcher):
         cq.reserved = reserved
         self.watch(cq)
         return self.wake()
+
+    cdef int takes_inline(self, uint32_t most) noexcept:
+        """The device has taken that many bytes of inline data."""
+        self.max_inline = most
+        return 0
 
     cpdef bint has_windows(self) except -1:
         """Whether the device has memory windows of type 2, which bind keys to one connection."""

@@ -33,6 +33,10 @@ cdef extern from *:
     PyObject *PyList_GET_ITEM(list items, Py_ssize_t i)
 
 
+cdef enum:
+    PLACES_MIN = 16
+
+
 @cython.final
 @cython.no_gc_clear
 cdef class _InFlight:
@@ -54,16 +58,15 @@ cdef class _InFlight:
     cdef bint all_signaled
     cdef uint64_t tag          # generation and queue
     cdef uint64_t oldest, next_position
-    cdef uint64_t places       # a power of two
+    cdef uint64_t places       # a power of two, or 0
     cdef list queues           # weak references to the OperationQueues whose operations wait for room here
 
     def __init__(self, uint64_t generation, bint send, bint overtakes=False, bint all_signaled=False):
-        self.places = 16
-        self.ring = [None] * 32
+        self.ring = []      # as long as nothing is posted: the engine's connections keep their own logs
         self.queues = []
         self.tag = generation << QP_GENERATION_SHIFT | send
         if overtakes:
-            self.waits = bytearray(16)
+            self.waits = bytearray()
         self.all_wait = overtakes and not send
         self.all_signaled = all_signaled
 
@@ -79,6 +82,7 @@ cdef class _InFlight:
         cdef Py_ssize_t i, was
         cdef list ring
         cdef bytearray waits = None
+        places = max(places, PLACES_MIN)
         while places < self.next_position - self.oldest + n:
             places *= 2
         ring = [None] * (2 * places)
@@ -160,10 +164,9 @@ cdef class _InFlight:
         cdef OperationQueue queue
         cdef Py_ssize_t i
         cdef object wr_id
-        self.places = 16
-        self.ring = [None] * 32
+        self.places, self.ring = 0, []
         if self.waits is not None:
-            self.waits = bytearray(16)
+            self.waits = bytearray()
         self.oldest = self.next_position
         for i in range(0, len(ring), 2):
             if ring[i + 1] is not None:

@@ -43,10 +43,13 @@ cdef class Library:
     cdef int channels     # event channels that are open
     cdef object ids       # rdma_cm_id address to weakref of its CMID
     cdef pid_t pid        # the process that the three above are about; see this_process()
+    cdef dict symbols     # exports of the embedded device that were looked up: name to address
+    cdef of_id_fn leaves  # one of them
     cdef object __weakref__
 
     def __cinit__(self, token=None):
         made_here(token, "use Library.embedded() or Library.system()")
+        self.symbols = {}
 
     def __repr__(self):
         return f"<Library {self.name} {self.path}>"
@@ -193,15 +196,19 @@ cdef class Library:
 
     cdef int leave(self, verbs.rdma_cm_id *id) noexcept nogil:
         """Disconnect, where no DISCONNECTED is needed: from the embedded device none comes. 0 or -errno."""
-        cdef of_id_fn call = <of_id_fn>verbs.rn_library_symbol(self.c, b"rdmanet_soft_cm_leave")
-        if call is NULL:    # the system's, or RDMANET_SOFT_LIBRARY names an older one
+        if self.leaves is NULL:     # the system's, or RDMANET_SOFT_LIBRARY names an older one
             return verbs.rn_disconnect(self.c, id)
-        return -errno if call(id) else 0
+        return -errno if self.leaves(id) else 0
 
     cdef void *symbol(self, str name) except? NULL:
         """An export of the embedded device's library, or NULL for another library."""
-        cdef bytes c_name = name.encode()
-        return verbs.rn_library_symbol(self.c, c_name) if self.embedded_device else NULL
+        cdef bytes c_name
+        address = self.symbols.get(name)
+        if address is None:
+            c_name = name.encode()
+            address = <uintptr_t>verbs.rn_library_symbol(self.c, c_name) if self.embedded_device else 0
+            self.symbols[name] = address
+        return <void *><uintptr_t>address
 
     cdef int this_process(self) except -1:
         """Call this before contexts, channels or ids are used: forget those of the parent in a forked child, where the
@@ -278,9 +285,15 @@ cdef Library _open_library(str name, str verbs_path, str cm_path):
     library.c = c
     library.name = name
     library.path = verbs_path
+    library.leaves = <of_id_fn>library.symbol("rdmanet_soft_cm_leave")
     library.this_process()
     _libraries[name] = library
     return library
+
+
+def is_in_environment(bytes name):
+    """Whether os.environ has this name, asked without a call of Python code."""
+    return getenv(name) is not NULL
 
 
 def process_id():

@@ -3,6 +3,7 @@
 # In this order, each once, called by Connection's methods for its owner:
 #
 #     attach_connection    memory, and a place in an engine
+#     create_queue_pair    of an identifier of the connection manager
 #     start_receiving      the queue pair exists: post receives, before the peer can send
 #     agree_on             the peer's Hello is known: its frames may come
 #     open_connection      established: from now on it delivers and sends
@@ -35,6 +36,29 @@ cdef int attach_connection(Receiver connection, _Engine engine, object context, 
         connection.repost_at = 1
     connection.engine = engine
     return engine.enroll(connection)
+
+
+cdef QP create_queue_pair(Receiver connection, CMID id, CQ cq):
+    """Create its queue pair, on `cq`, with as much inline data as the device takes."""
+    cdef _Engine engine = connection.engine
+    cdef verbs.ibv_qp_cap cap
+    cdef SRQ srq = None if connection.shared is None else connection.shared.srq
+    cdef QP qp
+    memset(&cap, 0, sizeof(cap))
+    cap.max_send_wr = connection.data_slots + CONTROL_RESERVE + OPERATIONS
+    cap.max_recv_wr = connection.data_slots + CONTROL_RESERVE if srq is None else 0
+    cap.max_send_sge, cap.max_recv_sge = 2, 1
+    # The largest inline size is the one limit that ibv_query_device does not report.
+    for inline in (engine.max_inline, 64, 0):
+        cap.max_inline_data = inline
+        try:
+            qp = id.create_rc(engine.pd, cq, srq, &cap)
+        except OSError as exc:
+            if exc.errno != EINVAL or inline == 0:
+                raise
+        else:
+            engine.takes_inline(inline)
+            return qp
 
 
 cdef int start_receiving(Receiver connection, QP qp) except -1:

@@ -332,8 +332,7 @@ cdef int fill_cap(verbs.ibv_qp_cap *c, cap) except -1:
     return 0
 
 
-cdef object read_cap(verbs.ibv_qp_cap *c):
-    # Each connection has one. The record's own __init__, which takes any fields, would take four times as long.
+cdef object read_cap(const verbs.ibv_qp_cap *c):
     cap = QPCap.__new__(QPCap)
     cdef dict own = cap.__dict__
     own["max_send_wr"], own["max_recv_wr"] = c.max_send_wr, c.max_recv_wr

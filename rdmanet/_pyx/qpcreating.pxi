@@ -1,7 +1,7 @@
 # Creating a queue pair: from a QPInitAttr to the library's call, and the Python side of the new object.
 #
 # Called by QP(), by CMID.create_qp() with the identifier that the queue pair is for, and by QP.open() for `adopt_qp`
-# only. Whoever has a number or an address of the library's finds the object by tables of its queues and its context:
+# only. `create_rc_qp` is for the engine's connections: their numbers need no record. Whoever has a number or an address of the library's finds the object by tables of its queues and its context:
 # `adopt_qp` enters it there, QP.destroy() takes it out, before the library may use them again.
 
 cdef uint64_t _next_generation = 0
@@ -51,9 +51,35 @@ cdef int create_qp(QP qp, PD pd, init_attr, verbs.rdma_cm_id *id) except -1:
     if id is not NULL:
         qp.ptr = id.qp
         qp.id = id
-    qp.cap = init_attr.cap = read_cap(&c.cap)
+    qp.granted = c.cap
+    init_attr.cap = qp.cap
     adopt_qp(qp, pd, c.send_ops_flags, c.sq_sig_all)
     return 0
+
+
+cdef int create_rc_qp(QP qp, PD pd, CQ cq, SRQ srq, const verbs.ibv_qp_cap *cap, verbs.rdma_cm_id *id) except -1:
+    """The same for a reliable connection of an identifier, on one CQ for both directions."""
+    cdef verbs.ibv_qp_init_attr c
+    cdef int rc
+    pd.usable()
+    qp.send_cq = qp.recv_cq = cq_of(pd, cq)
+    memset(&c, 0, sizeof(c))
+    c.send_cq = c.recv_cq = cq.ptr
+    if srq is not None:
+        qp.srq = srq
+        srq.usable()
+        c.srq = srq.ptr
+    c.qp_type = verbs.IBV_QPT_RC
+    c.cap = cap[0]
+    with nogil:
+        rc = verbs.rn_cm_create_qp(pd.context.library.c, id, pd.ptr, &c)
+    if rc < 0:
+        init_attr = QPInitAttr(send_cq=cq, recv_cq=cq, srq=srq, cap=read_cap(cap))
+        why = why_not_created(pd.context, init_attr, -rc)
+        raise OSError(-rc, f"rdma_create_qp: {strerror(-rc).decode()}: {init_attr.qp_type!r}, {init_attr.cap}{why}")
+    qp.ptr, qp.id = id.qp, id
+    qp.granted = c.cap
+    return adopt_qp(qp, pd, 0, False)
 
 
 cdef int fill_qp_extended(QP qp, Context context, verbs.ibv_qp_init_attr_ex *c, init_attr) except -1:

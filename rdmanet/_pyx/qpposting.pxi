@@ -235,16 +235,16 @@ cdef str why_unsent(QP qp, int rc, SendWR wr):
     """The probable reason why a request was refused, with the numbers."""
     cdef _Elements elements = wr.elements
     if rc == -ENOMEM:
-        return (f"; the queue holds {qp.cap.max_send_wr} (QPCap.max_send_wr): poll completions first. Unsignaled "
+        return (f"; the queue holds {qp.granted.max_send_wr} (QPCap.max_send_wr): poll completions first. Unsignaled "
                 "requests free their places when a later signaled one completes")
     if rc != -EINVAL:
         return ""
     if qp.ptr.state != verbs.IBV_QPS_RTS:
         return f"; in {qp.state.name} nothing can be sent: connect the queue pair first (RTS)"
-    if elements.count > qp.cap.max_send_sge:
-        return f"; it takes at most {qp.cap.max_send_sge} elements (QPCap.max_send_sge)"
-    if wr.c.send_flags & verbs.IBV_SEND_INLINE and elements.total > qp.cap.max_inline_data:
-        return (f"; {elements.total} bytes are to be inline, and at most {qp.cap.max_inline_data} can be "
+    if elements.count > qp.granted.max_send_sge:
+        return f"; it takes at most {qp.granted.max_send_sge} elements (QPCap.max_send_sge)"
+    if wr.c.send_flags & verbs.IBV_SEND_INLINE and elements.total > qp.granted.max_inline_data:
+        return (f"; {elements.total} bytes are to be inline, and at most {qp.granted.max_inline_data} can be "
                 "(QPCap.max_inline_data)")
     return ""
 
@@ -252,13 +252,13 @@ cdef str why_unsent(QP qp, int rc, SendWR wr):
 cdef str why_unreceived(QP qp, int rc, RecvWR wr):
     """The same, for a receive."""
     if rc == -ENOMEM:
-        return f"; the queue holds {qp.cap.max_recv_wr} (QPCap.max_recv_wr): poll completions first"
+        return f"; the queue holds {qp.granted.max_recv_wr} (QPCap.max_recv_wr): poll completions first"
     if rc != -EINVAL:
         return ""
     if qp.srq is not None:
         return "; it receives from its srq: post there"
     if qp.ptr.state == verbs.IBV_QPS_RESET:
         return "; in RESET nothing can be posted: call to_init() first"
-    if wr.elements.count > qp.cap.max_recv_sge:
-        return f"; it takes at most {qp.cap.max_recv_sge} elements (QPCap.max_recv_sge)"
+    if wr.elements.count > qp.granted.max_recv_sge:
+        return f"; it takes at most {qp.granted.max_recv_sge} elements (QPCap.max_recv_sge)"
     return ""

@@ -15,7 +15,6 @@ cdef class QP(Resource):
     :ivar recv_cq: the CQ of its receives; None for XRC
     :ivar srq: the SRQ that its receives come from, or None
     :ivar xrcd: the XRC domain of an XRC_RECV queue pair
-    :ivar cap: a QPCap: what the device has granted
     :raises OSError: EINVAL for sizes or a type that the device does not support; ENOMEM
     """
 
@@ -25,7 +24,8 @@ cdef class QP(Resource):
     cdef readonly CQ recv_cq
     cdef readonly SRQ srq
     cdef readonly XRCD xrcd
-    cdef readonly object cap
+    cdef verbs.ibv_qp_cap granted
+    cdef object known_cap        # the same as a record, once somebody has asked
     cdef verbs.ibv_qp_ex *extended  # the same object, if it supports wr()
     cdef uint64_t send_ops       # the operations of wr()
     cdef verbs.rdma_cm_id *id    # its identifier, if it has one; the CMID closes this object before itself
@@ -79,7 +79,7 @@ cdef class QP(Resource):
             rc = verbs.rn_open_qp(pd.context.ptr, xrcd.ptr, qp_num, &qp.ptr)
         check(rc, f"ibv_open_qp({qp_num:#x})")
         qp.xrcd = xrcd
-        qp.cap = QPCap()
+        fill_cap(&qp.granted, QPCap())
         adopt_qp(qp, pd, 0, False)
         return qp
 
@@ -129,6 +129,13 @@ cdef class QP(Resource):
         """Its number, 24 bits, by which the peer addresses it."""
         self.usable()
         return self.ptr.qp_num
+
+    @property
+    def cap(self):
+        """What the device has granted, a QPCap."""
+        if self.known_cap is None:
+            self.known_cap = read_cap(&self.granted)
+        return self.known_cap
 
     @property
     def qp_type(self):

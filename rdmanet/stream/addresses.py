@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 
-from rdmanet._core import Library
+from rdmanet._core import Library, is_in_environment
 from rdmanet.base.environment import requires_rdma
 from rdmanet.base.scopes import scope_of, with_scope
 from rdmanet.errors import DeviceNotFoundError
@@ -80,10 +80,10 @@ def libraries_for(address: SockAddr, device: str | None) -> list[Library]:
     :raises DeviceNotFoundError: there is no such device, or none at all
     :raises OSError: RDMANET_REQUIRE has an unknown value (EINVAL)
     """
-    only_real = requires_rdma()
+    only_real = is_in_environment(b"RDMANET_REQUIRE") and requires_rdma()
     embedded = None if only_real else _embedded()
     but = "; RDMANET_REQUIRE=rdma excludes the embedded device" if only_real else ""
-    wanted = device or os.environ.get("RDMANET_DEVICE") or None
+    wanted = device or is_in_environment(b"RDMANET_DEVICE") and os.environ.get("RDMANET_DEVICE") or None
     if wanted is not None:
         for library in (embedded, Library.system()):
             if library is not None and wanted in _device_names(library):

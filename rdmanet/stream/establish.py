@@ -22,7 +22,6 @@ import errno
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Protocol
 
 from rdmanet import credit
@@ -30,12 +29,9 @@ from rdmanet._core import (
     CMID,
     CQ,
     QP,
-    SRQ,
     STREAM_SHARED_OWN,
     CMEvent,
     CMEventType,
-    QPCap,
-    QPInitAttr,
     StreamEngine,
     TransportType,
     stream_queue_depths,
@@ -51,8 +47,8 @@ logger = logging.getLogger("rdmanet")
 SHARED_RNR_RETRY = 7
 """Retry forever: a peer that overruns its credits consumes other connections' receives."""
 _FEATURES = credit.FEATURE_PLACEMENT | credit.FEATURE_GROWTH | credit.FEATURE_SOLICITS
-# As a global: before Python 3.12 an enum takes twenty times as long to give a member.
-_ESTABLISHED = CMEventType.ESTABLISHED
+# As globals: before Python 3.12 an enum takes twenty times as long to give a member.
+_ESTABLISHED, _DISCONNECTED = CMEventType.ESTABLISHED, CMEventType.DISCONNECTED
 _CHANGES_NOTHING = (CMEventType.TIMEWAIT_EXIT, CMEventType.ADDR_CHANGE)
 MAX_RESOLVE_S = 2_000_000
 """rdma_cm counts milliseconds, in an int."""
@@ -99,6 +95,9 @@ class EndpointOwner(Protocol):
     @property
     def has_ended(self) -> bool:
         """Whether that would change nothing any more."""
+
+    def ends_cleanly(self) -> bool:
+        """The peer has disconnected. If we have closed, too, and lose nothing, end, and return true."""
 
 
 class Endpoint:
@@ -272,11 +271,10 @@ class Endpoint:
         first_bytes = config.first_slot_bytes if may_grow else None
         connection.attach(engine, context, config.slot_bytes, config.data_slots, shared_slots, first_bytes)
         if connection.shared is not None:
-            cq, srq = connection.shared.cq, connection.shared.srq
+            cq = connection.shared.cq
         else:
-            cq, srq = engine.reserve(sum(stream_queue_depths(config.data_slots))), None
-            self._cq = cq
-        connection.start(self._create_queue_pair(cm_id, engine, cq, srq))
+            cq = self._cq = engine.reserve(sum(stream_queue_depths(config.data_slots)))
+        connection.start(self._create_queue_pair(cm_id, cq))
 
     def _shares(self, engine: StreamEngine) -> bool:
         """Whether the device has shared receive queues, which are asked for."""
@@ -287,22 +285,8 @@ class Endpoint:
             )
         return engine.can_share
 
-    def _create_queue_pair(self, cm_id: CMID, engine: StreamEngine, cq: CQ, srq: SRQ | None) -> QP:
-        sends, receives = stream_queue_depths(self._config.data_slots)
-        if srq is not None:
-            receives = 0
-        for inline in (engine.max_inline, 64, 0):
-            cap = _capacity(sends, receives, inline)
-            try:
-                qp = cm_id.create_qp(engine.pd, QPInitAttr(cap=cap, send_cq=cq, recv_cq=cq, srq=srq))
-            except OSError as exc:
-                # The largest inline size is the one limit that ibv_query_device does not report.
-                if exc.errno != errno.EINVAL or inline == 0:
-                    raise
-            else:
-                engine.max_inline = inline
-                return qp
-        raise AssertionError("unreachable: the last attempt raises")
+    def _create_queue_pair(self, cm_id: CMID, cq: CQ) -> QP:
+        return self._connection.create_qp(cm_id, cq)
 
     # -- what the connection manager says ------------------------------------------------------------------
 
@@ -320,6 +304,8 @@ class Endpoint:
                     self._connection.engine.drain()  # what has come before, the last of a clean end among it
                 if owner.has_ended:
                     return  # by our own end: the peer has only answered
+                if kind is _DISCONNECTED and owner.ends_cleanly():
+                    return  # most connections end so, and need no error that says why
             if self._connection.qp is not None:
                 self._loop_context.hear_device(
                     self._connection.engine
@@ -379,13 +365,6 @@ class Endpoint:
     def disown(self) -> None:
         """Forget the owner, which refers to us."""
         self._owner = None
-
-
-@lru_cache(maxsize=64)  # it is the same for most connections, and create_qp() does not change it
-def _capacity(sends: int, receives: int, inline: int) -> QPCap:
-    return QPCap(
-        max_send_wr=sends, max_recv_wr=receives, max_send_sge=2, max_recv_sge=1, max_inline_data=inline
-    )
 
 
 def _connect_error(event: CMEvent) -> OSError:

@@ -258,7 +258,7 @@ class Lifecycle:
             return  # after a fork: the connection is the parent's, and goes on there
         machine = self.machine
         actions = int(machine.receive(event, error))
-        if event in _NAMES_PEER:
+        if machine.error is not None and event in _NAMES_PEER:
             name_peer(machine.error, self.facts.get("peername"))
         if self.readiness is not None:
             self.readiness.look()

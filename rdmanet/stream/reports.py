@@ -210,6 +210,13 @@ class Reports:
         """Whether an event that ends the connection would change nothing any more."""
         return self._life.machine.state is _CLOSED and not self._life.teardown.in_farewell
 
+    def ends_cleanly(self) -> bool:
+        life = self._life
+        if life.machine.state is not _CLOSING or life.connection.undelivered:
+            return False
+        life.handle(_DISCONNECTED)
+        return True
+
     # -- its device: see loop_context.py -------------------------------------------------------------------
 
     @property

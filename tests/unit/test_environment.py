@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rdmanet._core import is_in_environment
 from rdmanet.base import environment
 
 ROOT = Path(__file__).parents[2]
@@ -78,3 +79,12 @@ def test_whoever_looks_for_devices_is_told(arguments):
     )
     assert done.returncode == 0
     assert done.stderr.count("RDMANET_REQIRE") == 1 and "did you mean RDMANET_REQUIRE?" in done.stderr
+
+
+def test_whether_a_variable_is_set_is_asked_without_python(monkeypatch):
+    monkeypatch.delenv("RDMANET_DEVICE", raising=False)
+    assert not is_in_environment(b"RDMANET_DEVICE")
+    monkeypatch.setenv("RDMANET_DEVICE", "")
+    assert is_in_environment(b"RDMANET_DEVICE")
+    monkeypatch.delenv("RDMANET_DEVICE")
+    assert not is_in_environment(b"RDMANET_DEVICE")

@@ -73,3 +73,36 @@ def test_the_time_for_connecting_is_up_during_a_step():
         assert context.id.asked == ["address"]
 
     asyncio.run(connecting())
+
+
+class Reported:
+    """An owner that has closed, and lost nothing, or has something left that may be lost."""
+
+    has_ended = False
+
+    def __init__(self, clean: bool) -> None:
+        self.clean = clean
+        self.errors: list[OSError] = []
+
+    def ends_cleanly(self) -> bool:
+        return self.clean
+
+    def on_connection_error(self, error: OSError) -> None:
+        self.errors.append(error)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_no_error_is_made_of_a_clean_end(clean: bool):
+    """Each connection that both sides have closed ends so."""
+
+    async def disconnecting() -> None:
+        context, owner = Context(), Reported(clean)
+        nothing: Any = SimpleNamespace(qp=None)
+        event = SimpleNamespace(
+            type=CMEventType.DISCONNECTED, error=lambda: ConnectionResetError("the peer has disconnected")
+        )
+        endpoint = Endpoint(Role.SERVER, context, StreamConfig(), nothing, owner)  # type: ignore[arg-type]
+        endpoint._cm_event(event)  # type: ignore[arg-type]
+        assert bool(owner.errors) is not clean
+
+    asyncio.run(disconnecting())
