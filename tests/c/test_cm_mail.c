@@ -82,7 +82,19 @@ static void ask_in_vain(struct process *process)
 			rn_eventfd_add(process->channels[i].fd);
 }
 
+static bool is_linked(void)
+{
+	bool is = false;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (const struct process *process = rn_peers.processes; process; process = process->next)
+		is = is || process->link;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return is;
+}
+
 /* n: connect; q, Q: ask, by mail or not; a: await the answer of what was asked, and say which event it is; l: destroy the last one;
+ * i: destroy all, and wait until our link has ended, but keep its socket; I: close that;
  * s: scribble over the length of what was written last; t: over the word that says whose the next slot is;
  * v, V: ask in vain, and read no answers from then on; read them;
  * o: say that our ring lies where none can be; k: end at once, by a signal; e: the end. */
@@ -96,6 +108,7 @@ static void client(int fd)
 	struct link *link;
 	unsigned count = 0;
 	uint32_t before;
+	int kept = -1;
 	char what;
 
 	while ((what = hear(fd)) != 'e') {
@@ -125,6 +138,15 @@ static void client(int fd)
 			destroy(ids[count]);
 			if (what == 'l')
 				EVENTUALLY(position(false) != before);
+			break;
+		case 'i':
+			kept = dup(writer()->link->source.fd);
+			while (count)
+				destroy(ids[--count]);
+			EVENTUALLY(!is_linked());
+			break;
+		case 'I':
+			close(kept);
 			break;
 		case 's':
 			((uint32_t *)turn(1))[5] = UINT32_MAX;
@@ -448,6 +470,64 @@ static void the_writer_is_killed_at_once(void)
 	port = before;
 }
 
+/* Rounds of telling whom a process concerns are counted, and none of them may seem to have been before. */
+static void after_many_rounds(void)
+{
+	struct rdma_cm_id *ids[2];
+	struct other other = meet(ids);
+
+	pthread_mutex_lock(&rn_peers.lock);
+	rn_peers.round = UINT32_MAX;
+	pthread_mutex_unlock(&rn_peers.lock);
+	say(other.fd, 'k');
+	CHECK(waitpid(other.pid, NULL, 0) == other.pid);
+	for (int i = 0; i < 2; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < 2; i++)
+		destroy(ids[i]);
+	close(other.fd);
+}
+
+static int count_links(void)
+{
+	int count = 0;
+
+	pthread_mutex_lock(&rn_peers.lock);
+	for (const struct inbound *inbound = rn_peers.inbound; inbound; inbound = inbound->next)
+		count += inbound->process != NULL;
+	pthread_mutex_unlock(&rn_peers.lock);
+	return count;
+}
+
+/* A process links again, and the end of its older link is seen after that: its ring is the one that it has told last. */
+static void an_older_link_ends_late(void)
+{
+	struct rdma_cm_id *ids[2], *again[3];
+	struct other other = meet(ids);
+	uint32_t heard;
+
+	say(other.fd, 'i');
+	for (int i = 0; i < 2; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < 2; i++)
+		destroy(ids[i]);
+	CHECK(hear(other.fd) == 'D');
+	again[0] = let_in(&other);
+	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(again[0])->terms.remote_qpn >> 8)));
+	again[1] = let_in(&other);
+	heard = position(true);
+	CHECK(heard && count_links() == 2);
+	tell(&other, 'I');
+	EVENTUALLY(count_links() == 1);
+	again[2] = let_in(&other);
+	CHECK(position(true) > heard);
+	end_other(&other);
+	for (int i = 0; i < 3; i++)
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+	for (int i = 0; i < 3; i++)
+		destroy(again[i]);
+}
+
 /* --- who writes what makes no sense ------------------------------------------------------------------------ */
 
 /* The length of a message, the word of a slot, the place of a ring: what is wrong is not heard, and all else is. */
@@ -651,6 +731,8 @@ int main(void)
 	RUN(the_listener_goes);
 	RUN(the_writer_is_killed);
 	RUN(the_writer_is_killed_at_once);
+	RUN(after_many_rounds);
+	RUN(an_older_link_ends_late);
 	RUN(a_ring_is_scribbled_over);
 	RUN(it_does_not_listen);
 	RUN(the_channel_is_flooded);

@@ -230,7 +230,7 @@ void rn_mail_hear(struct process *process, bool is_last)
 }
 
 /* With the lock held: a process that has mail which may be heard, and was not heard in this round; 0: in any. */
-static struct process *find_writer(unsigned round)
+static struct process *find_writer(uint64_t round)
 {
 	struct process *process = rn_peers.processes;
 
@@ -252,7 +252,7 @@ bool rn_peers_have_mail(void)
 void rn_peers_hear_mail(void)
 {
 	struct process *process;
-	unsigned round;
+	uint64_t round;
 
 	pthread_mutex_lock(&rn_peers.lock);
 	round = ++rn_peers.round;

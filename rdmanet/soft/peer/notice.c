@@ -65,7 +65,7 @@ static void notice_unlink(struct peer *peer, struct rn_notice *notice)
  * the end, so the first that is marked ends the round. Lock held, but not while they run. */
 void rn_peer_notify(struct peer *peer, enum rn_notice_why why)
 {
-	unsigned round = ++rn_peers.round;
+	uint64_t round = ++rn_peers.round;
 
 	peer->refs++;
 	while (peer->notices && peer->notices->round != round) {
@@ -84,7 +84,7 @@ void rn_peer_notify(struct peer *peer, enum rn_notice_why why)
 /* All peers of a process that have it mapped. A peer that is added meanwhile need not be told; it looks by itself. */
 void rn_process_notify(struct process *process, enum rn_notice_why why)
 {
-	unsigned round = ++rn_peers.round;
+	uint64_t round = ++rn_peers.round;
 	struct peer *peer;
 
 	process->peers_count++; /* it stays */

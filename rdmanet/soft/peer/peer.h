@@ -86,7 +86,7 @@ struct rn_notice {
 	struct rn_peer *peer; /* peer.c's from here on */
 	struct rn_notice *next, **link;
 	struct rn_notice *next_waiting, **waiting; /* of those that wait for a segment; NULL: it doesn't */
-	unsigned round;
+	uint64_t round;
 };
 
 /* Subscribing when the state is settled already gives no notice of it: subscribe, then look.

@@ -143,7 +143,7 @@ struct peer {
 	struct peer *next;         /* of all that rn_peer_get finds */
 	struct peer *next_sibling; /* of the process */
 	bool listed;
-	unsigned round;
+	uint64_t round;
 };
 
 /* A segment's place. Nodes are never freed before their process, and stay in their bucket, so that
@@ -213,7 +213,7 @@ struct process {
 	uint32_t serial;
 
 	struct ring mail_out, mail_in; /* from us, while `link` is there, and to us */
-	unsigned round;                /* in which its mail was heard */
+	uint64_t round;                /* in which its mail was heard */
 };
 
 struct link {
@@ -269,7 +269,8 @@ struct peers_state {
 	pthread_mutex_t lock; /* guards all of this, and the objects */
 	pthread_cond_t calm;  /* `running` changed and somebody waits */
 	void *running;        /* the notice or reply whose callback is under way */
-	unsigned waiters, round;
+	unsigned waiters;
+	uint64_t round; /* of telling peers, and of hearing mail: never 0, which is what nobody was in yet */
 
 	struct peer *peers;
 	struct process *processes;
