@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Another process that does as it is told, by single characters over a socket pair: connections between two of them. */
+/*
+ * Another process that does as it is told, by single characters over a socket pair: connections between two of them.
+ * Mostly it asks, and the test's own process is asked.
+ */
 #ifndef CM_OTHER_H
 #define CM_OTHER_H
 
 #include "cm_harness.h"
+#include "peer/peer.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -55,6 +59,105 @@ static inline void join(struct other *other)
 
 	close(other->fd);
 	CHECK(waitpid(other->pid, &status, 0) == other->pid && !status);
+}
+
+/* --- who asks, a letter at a time ------------------------------------------------------------------------ */
+
+static uint16_t port; /* that is asked */
+
+struct asker {
+	int fd;
+	struct rdma_event_channel *events;
+	struct rdma_cm_id *ids[32];
+	unsigned count;
+};
+
+static inline struct rdma_cm_id *connect_to(struct rdma_event_channel *events)
+{
+	struct rdma_conn_param param = with_data("who asks");
+	struct rdma_cm_id *id = new_id(events);
+
+	resolve(id, port);
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	return id;
+}
+
+/* The process at the other end is linked to ours, and ours to it. */
+static inline void await_link(struct rdma_cm_id *id)
+{
+	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(id)->terms.remote_qpn >> 8)));
+}
+
+/* Connect, until that stands. */
+static inline struct rdma_cm_id *connect_once_more(struct asker *asker)
+{
+	struct rdma_cm_id *id = asker->ids[asker->count++] = connect_to(asker->events);
+	struct rdma_cm_event *event = want(asker->events, RDMA_CM_EVENT_ESTABLISHED);
+
+	CHECK(!event->status && !strcmp(event->param.conn.private_data, "who is asked"));
+	rdma_ack_cm_event(event);
+	await_link(id);
+	return id;
+}
+
+/* E, R: what came of what was asked, or ?. */
+static inline void say_what_came(struct asker *asker)
+{
+	struct rdma_cm_event *event = next_event(asker->events, LIMIT_MS);
+
+	CHECK(event);
+	say(asker->fd, event->event == RDMA_CM_EVENT_ESTABLISHED ? 'E' : event->event == RDMA_CM_EVENT_REJECTED ? 'R' : '?');
+	rdma_ack_cm_event(event);
+}
+
+/* Do what each letter says, until it is e. */
+static inline void ask_by(int fd, void (*what)(struct asker *asker, char letter))
+{
+	struct asker asker = {.fd = fd, .events = new_channel()};
+	char letter;
+
+	while ((letter = hear(fd)) != 'e')
+		what(&asker, letter);
+	while (asker.count)
+		destroy(asker.ids[--asker.count]);
+	close_shared();
+	rdma_destroy_event_channel(asker.events);
+}
+
+static inline void tell(const struct other *other, char what)
+{
+	say(other->fd, what);
+	CHECK(hear(other->fd) == 'D');
+}
+
+static inline void end_other(struct other *other)
+{
+	say(other->fd, 'e');
+	join(other);
+}
+
+/* --- who is asked ------------------------------------------------------------------------------------------ */
+
+static struct rdma_event_channel *channel; /* the listener's, and that of what it accepts */
+static struct rdma_cm_id *listener;
+
+static inline struct rdma_cm_id *next_request(void)
+{
+	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+
+	CHECK(!strcmp(event->param.conn.private_data, "who asks") && event->listen_id == listener);
+	rdma_ack_cm_event(event);
+	return id;
+}
+
+static inline void answer(struct rdma_cm_id *id)
+{
+	struct rdma_conn_param param = with_data("who is asked");
+
+	make_qp(id);
+	CHECK(!rdma_accept(id, &param));
 }
 
 #endif

@@ -13,17 +13,6 @@
 
 enum { FEW = 8 };
 
-static struct rdma_event_channel *channel;
-static struct rdma_cm_id *listener;
-static uint16_t port;
-
-/* Tell it to end, and wait until it has. */
-static void end_other(struct other *other)
-{
-	say(other->fd, 'e');
-	join(other);
-}
-
 static enum rn_cm_link_side side_of(struct rdma_cm_id *id)
 {
 	enum rn_cm_link_side side;
@@ -57,17 +46,6 @@ static bool is_on_its_way(struct rdma_cm_id *id)
 
 /* --- a client in another process: it does what one letter at a time says ------------------------------- */
 
-static struct rdma_cm_id *connect_to(struct rdma_event_channel *events, const char *data)
-{
-	struct rdma_conn_param param = with_data(data);
-	struct rdma_cm_id *id = new_id(events);
-
-	resolve(id, port);
-	make_qp(id);
-	CHECK(!rdma_connect(id, &param));
-	return id;
-}
-
 /* The number that the asker was given for its port, told to the other process. */
 static void say_port(int fd, struct rdma_cm_id *id)
 {
@@ -85,102 +63,66 @@ static __be16 hear_port(int fd)
 }
 
 /* n: connect; d, w: disconnect the last one, or await its end; l: destroy it; r: be refused; t: ask, and give up; q: ask;
- * c: connect, whatever comes of it, and say which event did; e: the end. */
+ * c: say which event came of it. */
+static void do_it(struct asker *asker, char letter)
+{
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	switch (letter) {
+	case 'n':
+		id = connect_once_more(asker);
+		say_port(asker->fd, id);
+		say(asker->fd, side_of(id) == RN_CM_ASKER ? 'l' : 's');
+		return;
+	case 'd':
+		CHECK(!rdma_disconnect(asker->ids[asker->count - 1]));
+		/* fall through */
+	case 'w':
+		want_status(asker->events, RDMA_CM_EVENT_DISCONNECTED, 0);
+		/* fall through */
+	case 'l':
+		destroy(asker->ids[--asker->count]);
+		break;
+	case 'r':
+		id = connect_to(asker->events);
+		event = want(asker->events, RDMA_CM_EVENT_REJECTED);
+		CHECK(event->status == RN_REJ_CONSUMER_DEFINED && !strcmp(event->param.conn.private_data, "no"));
+		rdma_ack_cm_event(event);
+		destroy(id);
+		break;
+	case 't':
+		id = connect_to(asker->events);
+		EVENTUALLY(has_asked(id)); /* or there is nothing to give up: the engine may be late */
+		destroy(id);
+		break;
+	case 'q':
+		asker->ids[asker->count++] = connect_to(asker->events);
+		break;
+	case 'c':
+		say_what_came(asker);
+		return;
+	default:
+		abort();
+	}
+	say(asker->fd, 'D');
+}
+
 static void client(int fd)
 {
-	struct rdma_event_channel *events = new_channel();
-	struct rdma_cm_id *ids[4 * FEW];
-	struct rdma_cm_event *event;
-	unsigned count = 0;
-	char what;
-
-	while ((what = hear(fd)) != 'e') {
-		switch (what) {
-		case 'n':
-			ids[count++] = connect_to(events, "who asks");
-			event = want(events, RDMA_CM_EVENT_ESTABLISHED);
-			CHECK(!event->status && !strcmp(event->param.conn.private_data, "who is asked"));
-			rdma_ack_cm_event(event);
-			EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(ids[count - 1])->terms.remote_qpn >> 8)));
-			say_port(fd, ids[count - 1]);
-			say(fd, side_of(ids[count - 1]) == RN_CM_ASKER ? 'l' : 's');
-			break;
-		case 'd':
-			CHECK(!rdma_disconnect(ids[count - 1]));
-			/* fall through */
-		case 'w':
-			want_status(events, RDMA_CM_EVENT_DISCONNECTED, 0);
-			/* fall through */
-		case 'l':
-			destroy(ids[--count]);
-			say(fd, 'D');
-			break;
-		case 'r':
-			ids[count] = connect_to(events, "who asks");
-			event = want(events, RDMA_CM_EVENT_REJECTED);
-			CHECK(event->status == RN_REJ_CONSUMER_DEFINED && !strcmp(event->param.conn.private_data, "no"));
-			rdma_ack_cm_event(event);
-			destroy(ids[count]);
-			say(fd, 'D');
-			break;
-		case 't':
-			ids[count] = connect_to(events, "who asks");
-			EVENTUALLY(has_asked(ids[count])); /* or there is nothing to give up: the engine may be late */
-			destroy(ids[count]);
-			say(fd, 'D');
-			break;
-		case 'q':
-			ids[count++] = connect_to(events, "who asks");
-			say(fd, 'D');
-			break;
-		case 'c':
-			event = next_event(events, LIMIT_MS);
-			CHECK(event);
-			say(fd, event->event == RDMA_CM_EVENT_ESTABLISHED ? 'E' : event->event == RDMA_CM_EVENT_REJECTED ? 'R' : '?');
-			rdma_ack_cm_event(event);
-			break;
-		default:
-			abort();
-		}
-	}
-	while (count)
-		destroy(ids[--count]);
-	close_shared();
-	rdma_destroy_event_channel(events);
-}
-
-static void tell(const struct other *other, char what)
-{
-	say(other->fd, what);
-	CHECK(hear(other->fd) == 'D');
-}
-
-static struct rdma_cm_id *next_request(void)
-{
-	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
-	struct rdma_cm_id *id = event->id;
-
-	CHECK(!strcmp(event->param.conn.private_data, "who asks") && event->listen_id == listener);
-	rdma_ack_cm_event(event);
-	return id;
+	ask_by(fd, do_it);
 }
 
 static void accept_it(struct rdma_cm_id *id)
 {
-	struct rdma_conn_param param = with_data("who is asked");
-
-	make_qp(id);
-	CHECK(!rdma_accept(id, &param));
+	answer(id);
 	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
 }
 
 /* The other end is on this channel. */
 static void accept_it_by(struct rdma_cm_id *id, struct rdma_event_channel *events)
 {
-	struct rdma_conn_param param = with_data("who is asked");
-
-	make_qp(id);
-	CHECK(!rdma_accept(id, &param));
+	answer(id);
 	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
 	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
 }
@@ -206,7 +148,7 @@ static struct rdma_cm_id *first(const struct other *other)
 {
 	struct rdma_cm_id *id = let_in(other, 's');
 
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(id)->terms.remote_qpn >> 8)));
+	await_link(id);
 	return id;
 }
 
@@ -318,7 +260,7 @@ static void it_takes_too_long(void)
 	struct rdma_cm_id *asks, *asked;
 
 	rn_settings.cm_timeout_ms = 50;
-	asks = connect_to(events, "who asks");
+	asks = connect_to(events);
 	asked = next_request();
 	CHECK(side_of(asks) == RN_CM_ASKER && side_of(asked) == RN_CM_ASKED);
 	want_status(events, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
@@ -326,7 +268,7 @@ static void it_takes_too_long(void)
 	destroy(asks);
 	destroy(asked);
 
-	asks = connect_to(events, "who asks");
+	asks = connect_to(events);
 	asked = next_request();
 	CHECK(side_of(asks) == RN_CM_ASKER && side_of(asked) == RN_CM_ASKED);
 	make_qp(asked);
@@ -473,7 +415,7 @@ static struct rdma_cm_id *reach(struct rdma_event_channel *events, const struct 
 	struct rdma_cm_id *id;
 
 	say(other->fd, 'n');
-	id = connect_to(events, "who asks");
+	id = connect_to(events);
 	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
 	CHECK(hear(other->fd) == 'D');
 	return id;
@@ -489,11 +431,11 @@ static void a_server_is_killed(void)
 
 	CHECK(read(other.fd, &port, sizeof port) == sizeof port);
 	one = reach(events, &other);
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(one)->terms.remote_qpn >> 8)));
+	await_link(one);
 	two = reach(events, &other);
 	CHECK(side_of(two) == RN_CM_ASKER);
 	kill(other.pid, SIGSTOP);
-	asks = connect_to(events, "who asks");
+	asks = connect_to(events);
 	EVENTUALLY(side_of(asks) == RN_CM_ASKER); /* by the engine, if it is awake */
 	want_none(events, 50);
 	kill(other.pid, SIGKILL);
@@ -541,9 +483,9 @@ static void a_server_is_replaced(void)
 	CHECK(read(other.fd, &port, sizeof port) == sizeof port);
 	at = address(port);
 	one = reach(events, &other);
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(one)->terms.remote_qpn >> 8)));
+	await_link(one);
 	kill(other.pid, SIGSTOP);
-	asks = connect_to(events, "who asks");
+	asks = connect_to(events);
 	EVENTUALLY(side_of(asks) == RN_CM_ASKER); /* by the engine, if it is awake */
 	held.task.run = hold;
 	CHECK(!sem_init(&held.ends, 0, 0));
@@ -583,10 +525,10 @@ static void a_server_is_stopped(void)
 
 	CHECK(read(other.fd, &port, sizeof port) == sizeof port);
 	one = reach(events, &other);
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(one)->terms.remote_qpn >> 8)));
+	await_link(one);
 	kill(other.pid, SIGSTOP);
 	do {
-		ids[count] = connect_to(events, "who asks");
+		ids[count] = connect_to(events);
 		EVENTUALLY(is_on_its_way(ids[count]));
 	} while (side_of(ids[count++]) == RN_CM_ASKER && count < MANY);
 	CHECK(count > FEW && count < MANY);
@@ -610,7 +552,7 @@ static void more_than_may_wait(void)
 	int count = 0;
 
 	do {
-		asks[count] = connect_to(events, "who asks");
+		asks[count] = connect_to(events);
 		asked[count] = next_request();
 	} while (side_of(asked[count++]) == RN_CM_ASKED && count < MANY);
 	CHECK(count == 1025);
@@ -619,7 +561,7 @@ static void more_than_may_wait(void)
 		want_status(channel, RDMA_CM_EVENT_REJECTED, RN_REJ_TIMEOUT);
 		destroy(asked[count]);
 	}
-	asks[0] = connect_to(events, "who asks"); /* there is room again, once it is known where */
+	asks[0] = connect_to(events); /* there is room again, once it is known where */
 	asked[0] = next_request();
 	destroy(asks[0]);
 	want_status(channel, RDMA_CM_EVENT_REJECTED, RN_REJ_TIMEOUT);
@@ -640,7 +582,7 @@ static uint32_t forged_what = RN_CM_LINK_ASKS, forged_mail_channel; /* 0: by the
 static void forger(int fd)
 {
 	struct rdma_event_channel *events = new_channel();
-	struct rdma_cm_id *id = connect_to(events, "who asks");
+	struct rdma_cm_id *id = connect_to(events);
 	struct rn_peer *peer;
 	char what;
 

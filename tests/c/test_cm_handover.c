@@ -12,26 +12,24 @@
 
 enum { CROWD = 64, OF_LINKS = 16 /* descriptors, at most */ };
 
-static uint16_t port;
-
 /* Connect so many, one after the other; the sockets go. Then do as we are told: disconnect, be disconnected, or wait for
  * the end. */
 static void crowd(int fd)
 {
-	struct rdma_event_channel *channel = new_channel();
+	struct rdma_event_channel *events = new_channel();
 	struct rdma_cm_id *ids[CROWD];
 	unsigned before;
 	char what;
 
 	for (int i = 0; i < CROWD; i++) {
-		ids[i] = new_id(channel);
+		ids[i] = new_id(events);
 		resolve(ids[i], port);
 		make_qp(ids[i]);
 	}
 	before = descriptors();
 	for (int i = 0; i < CROWD; i++) {
 		CHECK(!rdma_connect(ids[i], &(struct rdma_conn_param){.responder_resources = 1, .retry_count = 7}));
-		want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+		want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
 	}
 	EVENTUALLY(descriptors() <= before + OF_LINKS);
 	say(fd, 'E');
@@ -40,16 +38,13 @@ static void crowd(int fd)
 		for (int i = 0; i < CROWD; i++)
 			CHECK(!rdma_disconnect(ids[i]));
 	for (int i = 0; i < CROWD; i++)
-		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		want_status(events, RDMA_CM_EVENT_DISCONNECTED, 0);
 	for (int i = 0; i < CROWD; i++)
 		destroy(ids[i]);
 	close_shared();
-	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(events);
 	say(fd, 'D');
 }
-
-static struct rdma_event_channel *channel;
-static struct rdma_cm_id *listener;
 
 static struct rdma_cm_id *accept_one(void)
 {

@@ -12,10 +12,6 @@
 
 enum { FEW = 8, SLOTS = 64, SLOT = 256 };
 
-static struct rdma_event_channel *channel;
-static struct rdma_cm_id *listener;
-static uint16_t port;
-
 /* The only other process. */
 static struct process *writer(void)
 {
@@ -37,17 +33,6 @@ static uint32_t position(bool is_in)
 }
 
 /* --- a client in another process: it does what one letter at a time says ------------------------------- */
-
-static struct rdma_cm_id *connect_to(struct rdma_event_channel *events)
-{
-	struct rdma_conn_param param = with_data("who asks");
-	struct rdma_cm_id *id = new_id(events);
-
-	resolve(id, port);
-	make_qp(id);
-	CHECK(!rdma_connect(id, &param));
-	return id;
-}
 
 /* The word that says whose the slot is, of the message that is written next, or was written last. */
 static _Atomic uint64_t *turn(int back)
@@ -93,126 +78,91 @@ static bool is_linked(void)
 	return is;
 }
 
-/* n: connect; q, Q: ask, by mail or not; a: await the answer of what was asked, and say which event it is; l: destroy the last one;
+/* n: connect; q, Q: ask, by mail or not; a: say which event came of it; l, L: destroy the last one, by mail or not;
  * i: destroy all, and wait until our link has ended, but keep its socket; I: close that;
  * s: scribble over the length of what was written last; t: over the word that says whose the next slot is;
  * v, V: ask in vain, and read no answers from then on; read them;
- * o: say that our ring lies where none can be; k: end at once, by a signal; e: the end. */
+ * o: say that our ring lies where none can be; k: end at once, by a signal. */
+static void do_it(struct asker *asker, char letter)
+{
+	static struct process *deaf_to;
+	static int kept;
+	struct rn_link_message message;
+	struct rdma_cm_id *id;
+	struct link *link;
+	uint32_t before = strchr("qQlL", letter) ? position(false) : 0;
+
+	switch (letter) {
+	case 'n':
+		connect_once_more(asker);
+		break;
+	case 'q':
+	case 'Q':
+		asker->ids[asker->count++] = connect_to(asker->events);
+		if (letter == 'q')
+			EVENTUALLY(position(false) != before); /* the engine may have been awake, and do it */
+		break;
+	case 'a':
+		say_what_came(asker);
+		return;
+	case 'l':
+	case 'L':
+		id = asker->ids[--asker->count];
+		CHECK(!rdmanet_soft_cm_leave(id));
+		destroy(id);
+		if (letter == 'l')
+			EVENTUALLY(position(false) != before);
+		break;
+	case 'i':
+		kept = dup(writer()->link->source.fd);
+		while (asker->count)
+			destroy(asker->ids[--asker->count]);
+		EVENTUALLY(!is_linked());
+		break;
+	case 'I':
+		close(kept);
+		break;
+	case 's':
+		((uint32_t *)turn(1))[5] = UINT32_MAX;
+		break;
+	case 't':
+		atomic_store(turn(0), 4711);
+		break;
+	case 'o':
+		link = writer()->link;
+		for (int i = 0; i < 3; i++) {
+			message = rn_link_message(RN_LINK_MAIL, 1, i == 0 ? 64 : i == 1 ? RN_ARENA_HEAP + 1 : INT64_MIN);
+			pthread_mutex_lock(&rn_peers.lock);
+			CHECK(!rn_send(&link->source, &link->out, &message, NULL, 0, -1));
+			pthread_mutex_unlock(&rn_peers.lock);
+		}
+		break;
+	case 'v':
+		if (!deaf_to) {
+			deaf_to = writer();
+			pthread_mutex_lock(&rn_peers.lock); /* for which the engine waits before it reads */
+		}
+		ask_in_vain(deaf_to);
+		break;
+	case 'V':
+		pthread_mutex_unlock(&rn_peers.lock);
+		break;
+	case 'k':
+		raise(SIGKILL);
+	}
+	say(asker->fd, 'D');
+}
+
 static void client(int fd)
 {
-	struct rdma_event_channel *events = new_channel();
-	struct rdma_cm_id *ids[4 * FEW];
-	struct rdma_cm_event *event;
-	struct process *deaf_to = NULL;
-	struct rn_link_message message;
-	struct link *link;
-	unsigned count = 0;
-	uint32_t before;
-	int kept = -1;
-	char what;
-
-	while ((what = hear(fd)) != 'e') {
-		switch (what) {
-		case 'n':
-			ids[count++] = connect_to(events);
-			want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
-			EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(ids[count - 1])->terms.remote_qpn >> 8)));
-			break;
-		case 'q':
-		case 'Q':
-			before = position(false);
-			ids[count++] = connect_to(events);
-			if (what == 'q')
-				EVENTUALLY(position(false) != before); /* the engine may have been awake, and do it */
-			break;
-		case 'a':
-			event = next_event(events, LIMIT_MS);
-			CHECK(event);
-			say(fd, event->event == RDMA_CM_EVENT_ESTABLISHED ? 'E' : event->event == RDMA_CM_EVENT_REJECTED ? 'R' : '?');
-			rdma_ack_cm_event(event);
-			continue;
-		case 'l':
-		case 'L':
-			before = position(false);
-			CHECK(!rdmanet_soft_cm_leave(ids[--count]));
-			destroy(ids[count]);
-			if (what == 'l')
-				EVENTUALLY(position(false) != before);
-			break;
-		case 'i':
-			kept = dup(writer()->link->source.fd);
-			while (count)
-				destroy(ids[--count]);
-			EVENTUALLY(!is_linked());
-			break;
-		case 'I':
-			close(kept);
-			break;
-		case 's':
-			((uint32_t *)turn(1))[5] = UINT32_MAX;
-			break;
-		case 't':
-			atomic_store(turn(0), 4711);
-			break;
-		case 'o':
-			link = writer()->link;
-			for (int i = 0; i < 3; i++) {
-				message = rn_link_message(RN_LINK_MAIL, 1, i == 0 ? 64 : i == 1 ? RN_ARENA_HEAP + 1 : INT64_MIN);
-				pthread_mutex_lock(&rn_peers.lock);
-				CHECK(!rn_send(&link->source, &link->out, &message, NULL, 0, -1));
-				pthread_mutex_unlock(&rn_peers.lock);
-			}
-			break;
-		case 'v':
-			if (!deaf_to) {
-				deaf_to = writer();
-				pthread_mutex_lock(&rn_peers.lock); /* for which the engine waits before it reads */
-			}
-			ask_in_vain(deaf_to);
-			break;
-		case 'V':
-			pthread_mutex_unlock(&rn_peers.lock);
-			break;
-		case 'k':
-			raise(SIGKILL);
-		}
-		say(fd, 'D');
-	}
-	while (count)
-		destroy(ids[--count]);
-	close_shared();
-	rdma_destroy_event_channel(events);
-}
-
-static void tell(const struct other *other, char what)
-{
-	say(other->fd, what);
-	CHECK(hear(other->fd) == 'D');
-}
-
-static void end_other(struct other *other)
-{
-	say(other->fd, 'e');
-	join(other);
-}
-
-static struct rdma_cm_id *next_request(void)
-{
-	struct rdma_cm_event *event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
-	struct rdma_cm_id *id = event->id;
-
-	CHECK(!strcmp(event->param.conn.private_data, "who asks"));
-	rdma_ack_cm_event(event);
-	return id;
+	ask_by(fd, do_it);
 }
 
 static struct rdma_cm_id *accept_next(void)
 {
-	struct rdma_conn_param param = with_data("who is asked");
 	struct rdma_cm_id *id = next_request();
 
-	make_qp(id);
-	CHECK(!rdma_accept(id, &param));
+	answer(id);
 	return id;
 }
 
@@ -233,7 +183,7 @@ static struct other meet(struct rdma_cm_id *ids[2])
 	struct other other = spawn(client);
 
 	ids[0] = let_in(&other);
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(ids[0])->terms.remote_qpn >> 8)));
+	await_link(ids[0]);
 	ids[1] = let_in(&other);
 	return other;
 }
@@ -415,7 +365,7 @@ static void server(int fd)
 	make_qp(first);
 	CHECK(!rdma_accept(first, &param));
 	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(first)->terms.remote_qpn >> 8)));
+	await_link(first);
 	say(fd, 'D');
 	event = want(events, RDMA_CM_EVENT_CONNECT_REQUEST);
 	second = event->id;
@@ -446,7 +396,7 @@ static void the_writer_is_killed_at_once(void)
 	first = connect_to(events);
 	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
 	CHECK(hear(other.fd) == 'D');
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(first)->terms.remote_qpn >> 8)));
+	await_link(first);
 	second = connect_to(events);
 	CHECK(hear(other.fd) == 'D');
 	rn_engine_pause();
@@ -513,7 +463,7 @@ static void an_older_link_ends_late(void)
 		destroy(ids[i]);
 	CHECK(hear(other.fd) == 'D');
 	again[0] = let_in(&other);
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(again[0])->terms.remote_qpn >> 8)));
+	await_link(again[0]);
 	again[1] = let_in(&other);
 	heard = position(true);
 	CHECK(heard && count_links() == 2);
@@ -594,6 +544,31 @@ static void it_does_not_listen(void)
 	part(&other, ids);
 }
 
+/* A listener on a channel of its own, until it is put back. */
+struct place {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *listener;
+	uint16_t port;
+};
+
+static struct place move_to(struct rdma_event_channel *another)
+{
+	struct place before = {channel, listener, port};
+
+	channel = another;
+	listener = new_listener(channel, FEW, &port);
+	return before;
+}
+
+static void move_back(struct place before)
+{
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(channel);
+	channel = before.channel;
+	listener = before.listener;
+	port = before.port;
+}
+
 static void fill(int fd)
 {
 	struct pollfd room = {.fd = fd, .events = POLLOUT};
@@ -618,16 +593,12 @@ static int count_unread(void)
  * engine goes on: whatever the other makes of the open file. */
 static void the_channel_is_flooded(void)
 {
-	struct rdma_event_channel *before = channel;
-	struct rdma_cm_id *ids[2], *its = listener;
+	struct place before = move_to(new_channel());
+	struct rdma_cm_id *ids[2];
 	struct rdma_cm_event *event;
 	uint64_t many = UINT64_MAX - 1024;
-	uint16_t at = port;
-	struct other other;
+	struct other other = meet(ids);
 
-	channel = new_channel();
-	listener = new_listener(channel, FEW, &port);
-	other = meet(ids);
 	CHECK(((struct rn_cm_channel *)channel)->never_waits);
 	CHECK(!fcntl(channel->fd, F_SETFL, 0));
 	CHECK(write(channel->fd, &many, sizeof many) == sizeof many);
@@ -643,35 +614,26 @@ static void the_channel_is_flooded(void)
 	destroy(next_request());
 	destroy(next_request());
 	part(&other, ids);
-	CHECK(!rdma_destroy_id(listener));
-	rdma_destroy_event_channel(channel);
-	channel = before;
-	listener = its;
-	port = at;
+	move_back(before);
 }
 
 /* A channel whose reader waits has no number: what wakes it leads to an event. */
 static void a_channel_that_waits(void)
 {
-	struct rdma_event_channel *before = channel;
-	struct rdma_cm_id *ids[2], *its = listener;
-	uint16_t at = port;
+	struct rdma_event_channel *waits = new_channel();
+	struct rdma_cm_id *ids[2];
+	struct place before;
 	struct other other;
 
-	channel = new_channel();
-	CHECK(!fcntl(channel->fd, F_SETFL, 0));
-	listener = new_listener(channel, FEW, &port);
+	CHECK(!fcntl(waits->fd, F_SETFL, 0));
+	before = move_to(waits);
 	other = spawn(client);
 	ids[0] = let_in(&other);
-	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(ids[0])->terms.remote_qpn >> 8)));
+	await_link(ids[0]);
 	ids[1] = let_in(&other);
 	CHECK(!((struct rn_cm_channel *)channel)->number && !position(true));
 	part(&other, ids);
-	CHECK(!rdma_destroy_id(listener));
-	rdma_destroy_event_channel(channel);
-	channel = before;
-	listener = its;
-	port = at;
+	move_back(before);
 }
 
 static bool peer_moved(struct rdma_cm_id *id)
@@ -690,7 +652,6 @@ static void connections_move(void)
 {
 	enum { MOVED = 3 };
 	struct rdma_event_channel *aside = new_channel();
-	struct rdma_conn_param param = with_data("who is asked");
 	struct rdma_cm_id *ids[2], *moved[MOVED], *last;
 	struct other other = meet(ids);
 
@@ -698,8 +659,7 @@ static void connections_move(void)
 		say(other.fd, 'n');
 		moved[i] = next_request();
 		CHECK(!rdma_migrate_id(moved[i], aside));
-		make_qp(moved[i]);
-		CHECK(!rdma_accept(moved[i], &param));
+		answer(moved[i]);
 		want_status(aside, RDMA_CM_EVENT_ESTABLISHED, 0);
 		CHECK(hear(other.fd) == 'D');
 		EVENTUALLY(peer_moved(ids[0])); /* what its engine hears by the link would have it hear all */
