@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
+from rdmanet.base import log_rate
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.framing import COST_BYTES
@@ -194,7 +195,7 @@ class Sending:
                 waits = self._link.turns.busy or self._rounds.waits(has_turn) or not self.outflow.open
                 held = self._held if waits else None
                 if self._packed is not None:
-                    item = _packed(item, self._packed)
+                    item = self._pack(item, self._packed)
                 elif held is not None:
                     item = raw(item)
                 if held is not None:
@@ -228,10 +229,20 @@ class Sending:
                         self._rounds.resume()
 
 
-def _packed(item: Any, what: str) -> Any:
-    """An item in msgpack, with the memory of its arrays if it has some."""
-    packing = Packing(item, what)
-    return Packed(packing.raw, packing.gathered()) if packing.nbytes else packing.raw
+    def _pack(self, item: Any, what: str) -> Any:
+        """An item in msgpack, with the memory of its arrays if it has some.
+
+        :raises TypeError: an array cannot be sent as what it is. A method's caller is told that, as of a result
+        """
+        try:
+            packing = Packing(item, what)
+        except (TypeError, BufferError) as exc:
+            if self._held is None:
+                raise
+            if (more := log_rate.due(what)) is not None:  # as failures.report does
+                logger.error("%s raised what is no rpc.Error%s", what, more, exc_info=exc)
+            raise Error(Code.INTERNAL, str(exc)) from exc
+        return Packed(packing.raw, packing.gathered()) if packing.nbytes else packing.raw
 
 
 def item_of(message: Item) -> bytes | Packed:

@@ -403,6 +403,30 @@ async def test_what_a_method_may_not_return(net: Net):
     assert error.code is Code.INTERNAL and "Store.get: the result: an array of object" in error.text
 
 
+async def test_what_an_item_of_a_stream_may_not_be(net: Net):
+    """The side that gives it is told by name, and so is a method's caller."""
+    client, _ = await net.pair(Store())
+    masked = numpy.ma.masked_array([1.0], [True])
+
+    async def layers() -> AsyncIterator[Layer]:
+        yield Layer("masked", masked)
+
+    with pytest.raises(TypeError, match=r"Store.stream: a numpy.ma.MaskedArray may be more than"):
+        async for _ in client.stream(layers(), numbers(3)):
+            pass
+
+    class Masked(rpc.Service):
+        async def get(self) -> AsyncIterator[list[numpy.ndarray]]:
+            yield [numbers(3)]
+            yield [masked]
+
+    client, _ = await net.pair(Masked())
+    items = aiter(client.get())
+    assert same(await anext(items), [numbers(3)])
+    error = await failure(anext(items))
+    assert error.code is Code.INTERNAL and "Masked.get: a numpy.ma.MaskedArray may be more" in error.text
+
+
 async def test_another_type_than_the_annotation_says(net: Net):
     client, _ = await net.pair(Store())
     error = await failure(client.floats([numbers(1), numbers(1, "<f8")]))
