@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, tuple[int, str]]] = {
     "aiohttp": {
         "get": (1, "GET of 64 B"),
         "get 32": (32, "GET of 64 B, 32 connections"),
+        "get anew": (1, "GET of 64 B, each by a new connection"),
         "upload": (1, "streamed upload of 10 MB"),
         "download": (1, "streamed download of 10 MB"),
     },
@@ -43,10 +44,12 @@ CASES: dict[str, dict[str, tuple[int, str]]] = {
     "uvicorn-httpx": {
         "get": (1, "GET of 64 B"),
         "get 32": (32, "GET of 64 B, 32 connections"),
+        "get anew": (1, "GET of 64 B, each by a new connection"),
     },
     "redis": {
         "get": (1, "GET of 64 B"),
         "get 32": (32, "GET of 64 B, 32 connections"),
+        "get anew": (1, "GET of 64 B, each by a new connection"),
         "pipeline": (1, "pipeline of 100 GETs of 64 B"),
         "set large": (1, "SET of 10 MB"),
         "get large": (1, "GET of 10 MB"),
@@ -113,7 +116,7 @@ async def use_aiohttp(
 ) -> list[Operation]:
     from aiohttp import ClientSession, TCPConnector
 
-    connector = TCPConnector(limit=count, ssl=ssl_context or True)
+    connector = TCPConnector(limit=count, ssl=ssl_context or True, force_close=case == "get anew")
     session = ClientSession(f"http{'s' * bool(ssl_context)}://{HOST}:{port}", connector=connector)
 
     async def get() -> None:
@@ -168,7 +171,8 @@ async def serve_uvicorn_httpx() -> int:
 async def use_uvicorn_httpx(port: int, case: str, count: int) -> list[Operation]:
     import httpx
 
-    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=count, max_keepalive_connections=count))
+    kept = 0 if case == "get anew" else count
+    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=count, max_keepalive_connections=kept))
 
     async def get() -> None:
         answer = await client.get(f"http://{HOST}:{port}/")
@@ -206,7 +210,11 @@ async def use_redis(port: int, case: str, count: int) -> list[Operation]:
         async def set_large() -> None:
             assert await client.set("large", large)
 
-        others = {"pipeline": get_many, "get large": get_large, "set large": set_large}
+        async def get_anew() -> None:
+            await get()
+            await client.aclose()
+
+        others = {"pipeline": get_many, "get large": get_large, "set large": set_large, "get anew": get_anew}
         return others.get(case, get)
 
     return [of(Redis(port=port, protocol=2, single_connection_client=True)) for _ in range(count)]
