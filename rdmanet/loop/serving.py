@@ -3,9 +3,10 @@
 Theory
 ------
 TCP comes first. The loop's own create_server() makes the TCP listeners, so everybody reaches the server as before, and
-all that it raises is as before. Then an RDMA listener joins each TCP listener, on the same address and port, and a door
-(doors.py) tells clients on this host about it. An adapter has ports of its own. The embedded device's listener shares
-the TCP port: it is found by its name, on this host only, and only because the TCP listener is ours.
+all that it raises is as before. RDMA's modules, which take long to load, are loaded before they listen. Then an RDMA
+listener joins each TCP listener, on the same address and port, and a door (doors.py) tells clients on this host about
+it. An adapter has ports of its own. The embedded device's listener shares the TCP port: it is found by its name, on
+this host only, and only because the TCP listener is ours.
 
 A listener's options may have TCP refuse clients: those who do not come by one interface, say, or whose packets a filter
 of its own drops. RDMA's do not pass there, so beside such a listener there is no RDMA (`_why_tcp_alone`).
@@ -22,6 +23,7 @@ then clients find no door, and take TCP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import logging
@@ -146,6 +148,8 @@ class DualServer(asyncio.AbstractServer):
 
         :raises OSError: RDMA cannot listen, and TCP is excluded
         """
+        if not self._is_offered:
+            self._prepare()
         await self._tcp.start_serving()
         if self.is_serving():
             self._alive.add(self)
@@ -224,14 +228,19 @@ class DualServer(asyncio.AbstractServer):
 
     # -- RDMA ----------------------------------------------------------------------------------------------
 
+    def _prepare(self) -> None:
+        """Do what takes long and needs no TCP listener: clients who find that without a door take TCP."""
+        if any(not (why_few_descriptors() or _why_tcp_alone(tcp)) for tcp, _ in self._offerable()):
+            with contextlib.suppress(OSError):  # which _join() will meet again
+                loading.load()
+
+    def _offerable(self) -> list[tuple[Any, SockAddr]]:
+        found = [(tcp, cast(SockAddr, tcp.getsockname())) for tcp in self.sockets if tcp.family in _INTERNET]
+        return [each for each in found if not self._settings.patterns.exclude(*each[1][:2])]
+
     async def _offer(self) -> None:
         """Listen for RDMA beside each TCP listener."""
-        for tcp in self.sockets:
-            if tcp.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            address = cast(SockAddr, tcp.getsockname())
-            if self._settings.patterns.exclude(address[0], address[1]):
-                continue
+        for tcp, address in self._offerable():
             if why := why_few_descriptors() or _why_tcp_alone(tcp):
                 if self._settings.excludes_tcp():
                     self.close()

@@ -1,6 +1,7 @@
 """The server of both fabrics is asyncio's, method by method."""
 
 import asyncio
+import errno
 import gc
 import socket
 import sys
@@ -11,7 +12,7 @@ import uvloop
 from loop_harness import Echo, Recorder, fabric, serving
 
 import rdmanet
-from rdmanet.loop import doors
+from rdmanet.loop import doors, loading
 from rdmanet.loop import serving as serving_module
 from rdmanet.stream import loop_context
 from tests.support.waiting import begin, loop_turns, until_seen
@@ -56,6 +57,23 @@ async def test_it_may_start_later():
         assert server.is_serving() and has_door(port)
         transport, _ = await connected(port)
         transport.close()
+
+
+async def test_what_takes_long_is_done_before_it_listens(monkeypatch: pytest.MonkeyPatch):
+    """A client that comes when TCP listens and there is no door takes TCP: the time between is to be short."""
+    answers: list[int] = []
+    load = loading.load
+    async with serving(start_serving=False) as (server, port):
+
+        def spy() -> None:
+            with socket.socket() as client:
+                answers.append(client.connect_ex(("127.0.0.1", port)))
+            load()
+
+        monkeypatch.setattr(loading, "load", spy)
+        await server.start_serving()
+        assert has_door(port)
+    assert answers[0] == errno.ECONNREFUSED and answers[-1] == 0
 
 
 async def test_several_hosts():
