@@ -5,7 +5,8 @@ Theory
 A choice costs a few system calls, because most connections of a program go to peers that know nothing of RDMA, and must
 take no longer for being asked about. It never waits, and never sends anything to a peer.
 
-On this host, the peer's door (doors.py) says whether it takes RDMA. By default RDMA is chosen only if the embedded
+On this host, the peer's door (doors.py) says whether it takes RDMA. What it has said to one connection is good for
+others for `KEPT_S`, if it is still so: the loop has turned just then. By default RDMA is chosen only if the embedded
 device will map the peer's memory, which it can for a process of the same user: without that, RDMA between two processes
 of one host is emulated over TCP, and slower than TCP.
 
@@ -49,12 +50,15 @@ MEMORY_S = 60.0
 SLOW_S = 10.0
 """For how long TCP is used to a server of this host that answered a knock, but made no connection in time; or whose
 door or device speaks another version, or whose device has another secret."""
+KEPT_S = 0.1
+"""For how long the answer of a door is kept, from when the connection was there that it was given to."""
 DESCRIPTORS_LEAST = 64
 """How many descriptors a process must be allowed to have for RDMA. The device takes some twenty, and a connection a few
 while it is made: a program that gets along with fewer by TCP would have none left."""
 _PEERS_KEPT = 4096
 _SILENT_KEPT = 64  # each takes a descriptor
 _LOOK_AGAIN_S = 1.0  # for adapters, and at RDMANET_REQUIRE, which come and go rarely
+_OFFERED = "the server on this host offers RDMA"
 _ADAPTERS = "/sys/class/infiniband"
 _RNIC = b"4:"  # RDMA_NODE_RNIC, which iWARP's devices are
 
@@ -66,11 +70,15 @@ class Chance:
     :ivar door: the peer's, if it is on this host; `doors.knock` closes it
     :ivar reason: why
     :ivar alone: TCP need not stand by
+    :ivar place: where the door has led, if that is known already
+    :ivar asked: if the peer is on this host: what was asked, the arguments of `Chooser.choose`
     """
 
     door: doors.Found | None
     reason: str
     alone: bool = True
+    place: doors.Place | None = None
+    asked: tuple[str, SockAddr] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ class Chooser:
         self._told: dict[tuple[str, int], str] = {}
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
+        self._kept: dict[tuple[str, SockAddr], tuple[doors.Place, float]] = {}  # and until when
         # Knocks that have not been answered, with their loop.
         self._silent: dict[tuple[str, int], tuple[socket.socket, asyncio.AbstractEventLoop]] = {}
         self._slow: dict[tuple[str, int], tuple[float, str]] = {}  # until when, and why
@@ -109,6 +118,7 @@ class Chooser:
         if peers.words != self._peers.words:
             self._told.clear()
         self._plain.clear()
+        self._kept.clear()
         self._peers = peers
         self.excludes_tcp = excludes_tcp
 
@@ -170,6 +180,8 @@ class Chooser:
         if (self._silent or self._slow) and (why := self._why_not_now(address, port)):
             return why
         try:
+            if (kept := self._kept_of(host, place)) is not None:
+                return Chance(None, _OFFERED, place=kept, asked=(host, place))
             found = doors.find(address, port, self._lookout)
             if found is doors.NOBODY:
                 return self._choose_far(address, port)
@@ -182,8 +194,31 @@ class Chooser:
             if why_not:
                 found.socket.close()
                 return why_not
-            return Chance(found, "the server on this host offers RDMA")
+            return Chance(found, _OFFERED, asked=(host, place))
         return found
+
+    def _kept_of(self, host: str, place: SockAddr) -> doors.Place | None:
+        """:raises OSError: there are no descriptors left"""
+        if not self._kept:
+            return None
+        kept, until = self._kept.get((host, place), (None, 0.0))
+        if kept is None or (time.monotonic() < until and kept.holds()):
+            return kept
+        del self._kept[host, place]
+        return None
+
+    def keep(self, chance: Chance, place: doors.Place | None) -> None:
+        """There is a connection where a door has led."""
+        if chance.asked is None or chance.place is not None or place is None or not place.listener:
+            return
+        if len(self._kept) >= _PEERS_KEPT:
+            self._kept.clear()
+        self._kept[chance.asked] = place, time.monotonic() + KEPT_S
+
+    def choose_anew(self, asked: tuple[str, SockAddr]) -> Chance | str:
+        """Choose again, since there was no connection where the door has led another one: ask it."""
+        self._kept.pop(asked, None)
+        return self.choose(*asked)
 
     def _choose_far(self, address: str, port: int) -> Chance | str:
         """For a peer without a door: it may be on another host."""

@@ -12,7 +12,8 @@ If there is one address, nothing is to be kept in order, so TCP is the loop's ow
 fastest way, and most connections go it. Happy eyeballs are the loop's own, too: RDMA is tried at the first address, and
 the rest is left to the loop.
 
-A server on this host has its door asked first, which shows that its loop runs. If there is no connection soon after, it
+A server on this host has its door asked first, which shows that its loop runs, unless it has just answered another
+connection. If there is no connection soon after, it
 is asked again (inquiry.py), and the attempt ends if it does not answer any more. On another host nothing but the
 attempt itself shows whether RDMA works, and its failure may take seconds. So TCP starts `HEAD_START_S` later, and what
 is there first is taken (RFC 8305 does so for two families of addresses). The protocol is made once, for the winner. The
@@ -119,7 +120,7 @@ class Attempt:
         """Why it is TCP, if TCP stood by and is taken."""
         self.layer: Layer | None = None
         """TLS, if the program wants that."""
-        self._place: doors.Place | None = None
+        self.place: doors.Place | None = None
         """Where the server's door has led us."""
         self._inquiry: Inquiry | None = None
         self._base = base
@@ -134,7 +135,7 @@ class Attempt:
         )
         if self.is_given_up or is_over:
             raise ConnectionAbortedError("the attempt was given up")
-        if self._place is not None and (why := self._place.why_left()):
+        if self.place is not None and (why := self.place.why_left()):
             raise ConnectionAbortedError(why)
         self.is_made = True
         if inquiry is not None:
@@ -157,7 +158,9 @@ class Attempt:
         :raises OSError: RDMA does not reach the peer, or an error of the factory if `is_made`
         """
         if chance.door is not None:
-            self._place = await doors.knock(chance.door, self._base.loop)
+            self.place = await doors.knock(chance.door, self._base.loop)
+        else:
+            self.place = chance.place
         loading.load()
         from rdmanet.stream.addresses import libraries_for
         from rdmanet.stream.loop_context import loop_context_for
@@ -170,7 +173,7 @@ class Attempt:
         )  # fmt: skip
         self.layer = None if tls is None else Layer(tls, self._base.loop, self._make_own)
         libraries = libraries_for(address, None)
-        if chance.door is None:
+        if self.place is None:
             libraries = [library for library in libraries if not library.embedded_device]
         failure: OSError = ConnectionRefusedError("no RDMA device reaches it")
         config = self._settings.config(chance.reason)
@@ -190,7 +193,7 @@ class Attempt:
         """Connect by one library; where a door has led us, as long as the server's loop turns there."""
         from rdmanet.transport import connect
 
-        place = self._place
+        place = self.place
         if place is None:
             return await connect(loop_context, config, self.make_protocol, address)
         is_dealt = workers.is_dealt(loop_context.library)  # then the door does not say where
@@ -205,7 +208,7 @@ class Attempt:
             except TimeoutError:
                 if inquiry.answer is None:
                     raise
-                self._place = place = inquiry.place()
+                self.place = place = inquiry.place()
             finally:
                 inquiry.close()
 
@@ -331,11 +334,16 @@ async def try_rdma(
     """
     if chance.alone or chooser.excludes_tcp():
         try:
-            return await _in_time(attempt, address, chance)
+            transport = await _in_time(attempt, address, chance)
         except OSError as exc:
             if attempt.is_made:
                 raise
-            if chance.door is None:
+            if chance.place is not None and chance.asked is not None and not isinstance(exc, TimeoutError):
+                chance_now = chooser.choose_anew(chance.asked)  # the server may have ended, or begun again
+                if isinstance(chance_now, str):
+                    return chance_now
+                return await try_rdma(base, chooser, attempt, address, chance_now, tcp, lost)
+            if chance.asked is None:
                 chooser.remember(address[0], address[1], "tcp")
             elif isinstance(exc, doors.SilentError):
                 chooser.remember_silent(address[0], address[1], exc.knock, base.loop)
@@ -344,6 +352,8 @@ async def try_rdma(
             elif _is_lasting(exc):
                 chooser.remember_refusing(address[0], address[1], exc.strerror or str(exc))
             return _tried(exc)
+        chooser.keep(chance, attempt.place)
+        return transport
     try:
         winner = await _race(base, attempt, address, chance, tcp, lost)
     except OSError:

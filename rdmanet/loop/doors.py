@@ -28,10 +28,14 @@ answer has these numbers:
 
 * the port of the RDMA listener;
 * the descriptor of the server's TCP listener, which shows whether the door's process is to be trusted;
-* if that port is another process's, a worker's, the inode of the TCP listener that this one has there, else 0. A worker
-  may end, and its port may become anybody's. So when the client is connected there, and before it says anything, it
-  asks the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected;
+* if that port is another process's, a worker's, the inode of the TCP listener that this one has there. A worker may
+  end, and its port may become anybody's. So when the client is connected there, and before it says anything, it asks
+  the kernel whether that very socket still listens (`Place.why_left`). If so, it did when the client connected. Of a
+  server that has no workers it is the inode of its own TCP listener, and else 0;
 * the ports of workers whose loops are busy (workers.py), if there are any.
+
+If a server has no workers, the client keeps the answer for a moment (choice.py): to knock takes longer than to connect.
+As long as the kernel says that the same listener gets TCP's connections, the door is believed, and says the same.
 
 The number before them is the version of what doors say and mean, `VERSION`. It moves by one when an older client would
 misunderstand an answer. A client of another version takes TCP, and says both versions.
@@ -75,7 +79,7 @@ class Answer(NamedTuple):
 
     :ivar port: of an RDMA listener
     :ivar descriptor: of the door's process: its TCP listener
-    :ivar inode: of the TCP listener at that port, if it is not the port that was asked for
+    :ivar inode: of the TCP listener at that port; 0 if that is the port that was asked for, and there are workers
     :ivar busy: ports at which the loops of workers have not turned for a while
     """
 
@@ -242,6 +246,16 @@ class Place(NamedTuple):
     port: int
     inode: int
     busy: frozenset[int] = frozenset()
+    listener: int = 0
+    """The inode of the TCP listener, if the door would say the same while that is who listens."""
+
+    def holds(self) -> bool:
+        """Whether the door would say the same now.
+
+        :raises OSError: there are no descriptors left
+        """
+        listener = kernel.tcp_listener(self.address, self.port) if self.listener else None
+        return listener is not None and listener.inode == self.listener
 
     def why_left(self) -> str:
         """Why this place is not that of the process any more that the door spoke of; "" if it is.
@@ -436,4 +450,8 @@ def _understood(found: Found, answer: bytes) -> Place:
         raise ConnectionResetError("the server's door gives an answer that is not ours")
     if why := found.speaker.why_not_with(descriptor):
         raise PermissionError(why)
-    return Place(found.address, port, inode if port != found.port else 0, frozenset(busy))
+    if port != found.port:
+        return Place(found.address, port, inode, frozenset(busy))
+    listener = found.speaker.listener
+    is_the_same = listener is not None and listener.inode == inode
+    return Place(found.address, port, 0, frozenset(busy), inode if is_the_same else 0)

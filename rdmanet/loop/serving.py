@@ -394,7 +394,7 @@ class DualServer(asyncio.AbstractServer):
             busy = register.busy()
             place = register.turn() if are_dealt_here else None
             if place is None:
-                return Answer(address[1], descriptor, 0, busy)
+                return Answer(address[1], descriptor, register.lone_inode, busy)
             return Answer(place.port, descriptor, place.inode, busy)
 
         try:

@@ -148,6 +148,7 @@ class Register:
         self._address = address
         self._port = port
         self._descriptor = descriptor
+        self._inode = os.fstat(descriptor).st_ino
         # Who have said nothing yet, the oldest first.
         self._callers: dict[socket.socket, asyncio.TimerHandle] = {}
         self._places: dict[socket.socket, Place] = {}  # of the workers that are believed
@@ -162,6 +163,11 @@ class Register:
             raise
         self._acceptor = Acceptor(loop, self._socket, self._called)
         _open.add(self)
+
+    @property
+    def lone_inode(self) -> int:
+        """The inode of the TCP listener, if no worker has registered: then each connection is ours. Else 0."""
+        return 0 if self._places else self._inode
 
     def elsewhere(self, loop_context: LoopContext) -> int:
         """The port of the worker whose turn it is, if this library's connections are dealt out by refusals; else 0."""

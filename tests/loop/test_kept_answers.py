@@ -1,0 +1,146 @@
+"""What a door has said to one connection is good for the next ones, but only as long as it would say the same."""
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import pytest
+from loop_harness import Echo, Recorder, fabric, plain_server, serving
+
+from rdmanet.loop import choice, connecting, doors, workers
+from rdmanet.loop.doors import Answer, Door
+from tests.support.waiting import until_seen
+
+
+@pytest.fixture
+def knocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ports at whose doors this process knocks. Answers are kept for long."""
+    knock, ports = doors.knock, []
+
+    def count(found: doors.Found, loop: asyncio.AbstractEventLoop) -> Any:
+        ports.append(found.port)
+        return knock(found, loop)
+
+    monkeypatch.setattr(doors, "knock", count)
+    monkeypatch.setattr(choice, "KEPT_S", 1000.0)
+    return ports
+
+
+async def reached(port: int, host: str = "127.0.0.1") -> str:
+    """By which fabric a connection was made, that carries bytes."""
+    transport, protocol = await asyncio.get_running_loop().create_connection(Recorder, host, port)
+    by = fabric(transport)
+    transport.write(b"x")
+    await protocol.until(lambda: protocol.data)
+    transport.close()
+    return by
+
+
+async def test_one_knock_is_for_many_connections(knocks: list[int]) -> None:
+    async with serving() as (_, port):
+        assert [await reached(port) for _ in range(5)] == ["rdma"] * 5
+        assert knocks == [port]
+
+
+async def test_answers_get_old(knocks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "KEPT_S", -1.0)
+    async with serving() as (_, port):
+        assert [await reached(port) for _ in range(3)] == ["rdma"] * 3
+        assert knocks == [port] * 3
+
+
+async def test_another_server_of_the_port_is_asked(knocks: list[int]) -> None:
+    loop = asyncio.get_running_loop()
+    async with serving() as (_, port):
+        assert await reached(port) == "rdma"
+    async with await loop.create_server(Echo, "127.0.0.1", port):
+        assert await reached(port) == "rdma"
+    assert knocks == [port] * 2
+
+
+async def test_a_tcp_server_that_has_the_port_now_is_reached_by_tcp(knocks: list[int]) -> None:
+    async with serving() as (_, port):
+        assert await reached(port) == "rdma"
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        transport, _ = await asyncio.get_running_loop().create_connection(Recorder, "127.0.0.1", port)
+        assert fabric(transport) == "tcp"
+        transport.abort()
+        listener.accept()[0].close()
+
+
+async def test_a_server_that_takes_rdma_no_more_is_reached_by_tcp(knocks: list[int]) -> None:
+    """The same TCP listener, whose RDMA has ended: the attempt fails, and the door, which is gone, is asked."""
+    async with serving() as (server, port):
+        assert await reached(port) == "rdma"
+        for each in server._rdma:
+            each.close()
+        assert await reached(port) == "tcp"
+    assert knocks == [port]
+
+
+async def test_one_that_has_begun_anew_is_asked_again(
+    knocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt fails where the door has led. It is asked again, and there is a connection."""
+    async with serving() as (_, port):
+        assert await reached(port) == "rdma"
+        connect, failures = connecting.Attempt._connect_by, []
+
+        async def fail_once(*arguments: Any) -> Any:
+            if not failures:
+                failures.append(port)
+                raise ConnectionRefusedError("it listens no more")
+            return await connect(*arguments)
+
+        monkeypatch.setattr(connecting.Attempt, "_connect_by", fail_once)
+        assert await reached(port) == "rdma"
+        assert knocks == [port] * 2 and failures
+
+
+async def test_each_host_is_chosen_for_itself(knocks: list[int]) -> None:
+    """Two names may be of different patterns in RDMANET_PEERS."""
+    async with serving() as (_, port):
+        assert await reached(port) == await reached(port, "localhost") == "rdma"
+        assert knocks == [port] * 2
+
+
+async def test_who_has_workers_is_asked_each_time(listener: socket.socket) -> None:
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    loop = asyncio.get_running_loop()
+    register = workers.Register(loop, "127.0.0.1", port, descriptor)
+    assert register.lone_inode == os.fstat(descriptor).st_ino
+    worker = workers.Registration(loop, "127.0.0.1", port, descriptor, 1001)
+    await until_seen(lambda: register._places)
+    assert register.lone_inode == 0
+    worker.close()
+    await until_seen(lambda: register.lone_inode)
+    register.close()
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+async def test_it_is_kept_only_for_the_listener_that_the_kernel_names(
+    listener: socket.socket, beside: int
+) -> None:
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    inode = os.fstat(descriptor).st_ino + beside
+    door = Door("127.0.0.1", port, lambda: Answer(port, descriptor, inode))
+    door.open(asyncio.get_running_loop())
+    found = doors.find("127.0.0.1", port)
+    assert isinstance(found, doors.Found)
+    place = await doors.knock(found, asyncio.get_running_loop())
+    assert place.listener == (0 if beside else inode) and place.holds() is not bool(beside)
+    assert place.why_left() == ""
+    door.close()
+
+
+@pytest.fixture
+def listener() -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+async def test_plain_servers_are_not_kept(knocks: list[int]) -> None:
+    server, port = await plain_server()
+    assert await reached(port) == "tcp" and knocks == []
+    server.close()
