@@ -228,7 +228,6 @@ class Sending:
                     finally:
                         self._rounds.resume()
 
-
     def _pack(self, item: Any, what: str) -> Any:
         """An item in msgpack, with the memory of its arrays if it has some.
 
