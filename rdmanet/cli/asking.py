@@ -176,9 +176,12 @@ class _Asked:
         try:
             try:
                 self.socket.connect(name)
+                owner = self._credentials()
             except BlockingIOError:  # so many wait there that nobody has been heard for long
                 is_full = True
-            self.answer = Answer(*(_owner_of(name, inode) if is_full else self._credentials()))
+                self.socket.close()  # its descriptor may be the last one, and looking takes one
+                owner = _owner_of(name, inode)
+            self.answer = Answer(*owner)
         except BaseException:
             self.socket.close()
             raise

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import threading
 from typing import Any
@@ -104,10 +105,11 @@ def test_a_process_cannot_speak_for_another(guarded, monkeypatch):
     assert said == [os.getpid() if guarded else 1]
 
 
-def test_a_full_queue_speaks_for_nobody_else():
-    """Nobody can be asked there, so the kernel names no process, and the number in the name is believed of no other."""
+@contextlib.contextmanager
+def full_queue(pid):
+    """A name with a process's number, by which nobody can be asked: the kernel takes in no more callers."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
-        name = f"\0{onlookers.NAME}1/{os.urandom(8).hex()}"
+        name = f"\0{onlookers.NAME}{pid}/{os.urandom(8).hex()}"
         listener.bind(name)
         listener.listen(0)
         with contextlib.suppress(BlockingIOError):
@@ -115,7 +117,32 @@ def test_a_full_queue_speaks_for_nobody_else():
                 caller = stack.enter_context(socket.socket(socket.AF_UNIX))
                 caller.setblocking(False)
                 caller.connect(name)
+        yield
+
+
+def test_a_full_queue_speaks_for_nobody_else():
+    """The kernel names no process there, and the number in the name is believed of no other."""
+    with full_queue(1):
         assert not [answer for answer in asking.ask_all() if answer.pid == 1]
+
+
+def test_a_full_queue_takes_no_descriptor_of_who_asks():
+    """Who has few left still hears the others. To look for a queue's owner takes one."""
+    with full_queue(os.getpid()), open("/proc/self/fd/0") as last:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = [
+            int(name) for name in os.listdir("/proc/self/fd")
+        ]  # also the listing's own, which is to be left
+        few = max(used) + 1
+        held = [os.dup(last.fileno()) for _ in range(few - len(used))]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+        try:
+            asked = [answer.failed for answer in asking.ask_all(os.getpid())]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for descriptor in held:
+                os.close(descriptor)
+    assert asked == ["late"]
 
 
 LIES = {

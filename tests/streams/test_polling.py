@@ -135,7 +135,9 @@ async def test_a_wake_up_costs_the_same_with_idle_queues(net: Net):
 
 
 @pytest.mark.long  # thousands of round trips, of 10 ms each on soft-RoCE while other tests run
-@pytest.mark.limit(180)  # on a busy machine each costs the time slices of others, because polling yields to them
+@pytest.mark.limit(
+    180
+)  # on a busy machine each costs the time slices of others, because polling yields to them
 async def test_a_watching_engine_leaves_idle_queues_alone(net: Net):
     """The engine need not fall asleep for that. All its busy connections are on one queue."""
     client, watching = await idle(net, queues=10, busy_poll=math.inf)
