@@ -2,6 +2,7 @@
 
 usage: rdmanet trace FILE...                      print the events of all files, in the order of their times
        rdmanet trace FILE... --output ALL.json    write them to one file, for https://ui.perfetto.dev
+       rdmanet trace FILE... --output ALL.pcapng  the same for Wireshark and tshark (pcapng.py)
        rdmanet trace FILE... --connection 0x1f    those of one connection, of both its ends; --name sent,credits: of
                                                   these names; --pid PID
 
@@ -12,10 +13,11 @@ stranger's: what is printed of it has no control characters.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdmanet.cli import pcapng
 from rdmanet.cli.asking import printable
 from rdmanet.cli.text import file_path
 
@@ -41,8 +43,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only events whose names contain one of these words",
     )
     parser.add_argument(
-        "--output", type=file_path, metavar="FILE", help="write the events to this trace, and print nothing"
+        "--output",
+        type=file_path,
+        metavar="FILE",
+        help="write the events to this trace, and print nothing; NAME.pcapng is for Wireshark",
     )
+    parser.add_argument(
+        "--dissector",
+        action=_PrintDissector,
+        help="print the path of the plugin with which Wireshark shows such a file",
+    )
+
+
+class _PrintDissector(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(pcapng.DISSECTOR)
+        parser.exit()
 
 
 def _queue_pair(text: str) -> int:
@@ -62,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
         return 1
     names = [event for event in events if event["ph"] == "M"]
     chosen = sorted(_chosen(args, events, names), key=lambda event: event["ts"])
+    if args.output is not None and args.output.suffix == ".pcapng":
+        with args.output.open("wb") as packets:
+            packets.writelines(pcapng.blocks(chosen, names))
+        return 0
     if args.output is not None:
         with args.output.open("w", encoding="ascii") as file:
             json.dump({"displayTimeUnit": "ns", "traceEvents": names + chosen}, file, separators=(",", ":"))

@@ -1,6 +1,9 @@
 """`rdmanet trace`: files of strangers are read with care, and events are chosen."""
 
 import json
+import shutil
+import struct
+import subprocess
 
 import pytest
 
@@ -80,3 +83,86 @@ def test_a_connection_that_is_no_number(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["trace", "file", "--connection", "first"])
     assert "'first' is no number of a queue pair" in capsys.readouterr().err
+
+
+# -- pcapng ------------------------------------------------------------------------------------------------
+
+FRAMES = [
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "server.py"}},
+    *EVENTS[:1],
+    {"ph": "X", "name": "sent Data", "pid": 1, "tid": 7, "ts": 4294967.5, "dur": 0.001,
+     "args": {"bytes": 3, "credits": 15, "frame": 1}},
+    {"ph": "s", "name": "frame", "cat": "frame", "id": "0x9.1", "pid": 1, "tid": 7, "ts": 4294967.5},
+    {"ph": "X", "name": "received Data", "pid": 2, "tid": 9, "ts": 4294969, "dur": 0.001,
+     "args": {"bytes": 3, "credits": 16, "frame": 1}},
+    {"ph": "X", "name": "no credits", "pid": 1, "tid": 7, "ts": 5e6, "dur": 50, "args": {}},
+]  # fmt: skip
+
+
+@pytest.fixture
+def capture(tmp_path):
+    """Returns the pcapng file of events."""
+
+    def capture(events):
+        trace, made = tmp_path / "trace", tmp_path / "all.pcapng"
+        trace.write_text(json.dumps({"traceEvents": events}))
+        assert main(["trace", str(trace), "--output", str(made)]) == 0
+        return made
+
+    return capture
+
+
+def blocks_of(data):
+    """Type and body of each block."""
+    while data:
+        kind, length = struct.unpack_from("<II", data)
+        assert length % 4 == 0 and struct.unpack_from("<I", data, length - 4)[0] == length
+        yield kind, data[8 : length - 4]
+        data = data[length:]
+
+
+def test_a_capture_has_a_packet_for_each_event(capture):
+    found = list(blocks_of(capture(FRAMES).read_bytes()))
+    assert [kind for kind, _ in found] == [0x0A0D0D0A, 1, 6, 1, 6, 6]
+    interface, high, low, captured, length = struct.unpack_from("<IIIII", found[2][1])
+    assert (interface, (high << 32) + low, captured, length) == (0, 4294967500, 57, 57)
+    assert b"1 server.py" in found[1][1] and found[2][1][20 + 48 : 20 + 57] == b"sent Data"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"name": "x" * 70000, "tid": 1, "ts": 0},
+        {"name": "\ud800", "tid": 1 << 63, "ts": -1},
+        {"name": "", "tid": -1, "ts": 1e19, "dur": -5},
+        {"name": "sent", "tid": 1, "ts": 0.5, "args": {"bytes": "x", "credits": -1, "frame": 1 << 70}},
+    ],
+)
+def test_a_capture_of_a_strangers_events(capture, event):
+    assert len(list(blocks_of(capture([{"ph": "X", "pid": 1.5, "args": {}} | event]).read_bytes()))) == 3
+
+
+@pytest.mark.skipif(not shutil.which("tshark"), reason="tshark is not installed")
+def test_wireshark_shows_a_capture(capture, capsys):
+    with pytest.raises(SystemExit):
+        main(["trace", "--dissector"])
+    dissector = capsys.readouterr().out.strip()
+    names = ["event", "direction", "pid", "qp", "peer", "frame", "bytes", "credits", "duration"]
+    fields = [word for name in names for word in ("-e", f"rdmanet.{name}")]
+
+    def shown(*arguments):
+        command = ["tshark", "-X", f"lua_script:{dissector}", "-r", str(capture(FRAMES)), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [line.split("\t") for line in done.stdout.splitlines()]
+
+    assert shown("-T", "fields", *fields) == [
+        ["sent Data", "1", "1", "0x00000007", "0x00000009", "1", "3", "15", "1"],
+        ["received Data", "2", "2", "0x00000009", "0x00000000", "1", "3", "16", "1"],
+        ["no credits", "0", "1", "0x00000007", "0x00000009", "0", "0", "0", "50000"],
+    ]
+    columns = ["_ws.col.Info", "frame.interface_name", "frame.time_epoch", "frame.packet_flags_direction"]
+    columns = [word for name in columns for word in ("-e", name)]
+    [row] = shown("-Y", "rdmanet.credits < 16 && rdmanet.frame > 0", "-T", "fields", *columns)
+    assert row == ["sent Data, 3 bytes, credits 15", "1 server.py", "4.294967500", "0x00000002"]
+    assert not shown("-Y", "_ws.malformed || _ws.lua.error")
