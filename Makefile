@@ -24,7 +24,7 @@ modules := $(wildcard rdmanet/*.py rdmanet/*/*.py rdmanet/*/*/*.py rdmanet/*/*/*
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-perftest bench-watching figures bench-connecting bench-starting bench-growing bench-falling-back bench-rpc bench-libraries bench-peers bench-proxy count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines frameworks
+.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-perftest bench-watching figures bench-connecting bench-starting bench-storm bench-growing bench-falling-back bench-rpc bench-libraries bench-peers bench-proxy count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines frameworks
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -281,6 +281,9 @@ bench-starting: build ## measure a program that starts, says one thing and ends,
 
 bench-proxy: build ## measure what `rdmanet proxy` costs a client of Redis (needs redis-server and redis-benchmark)
 	@$(py) -m benchmarks.proxying $(ARGS)
+
+bench-storm: build ## measure 1,000 clients of 20 processes that connect at once, and again when the server has restarted
+	@$(py) -m benchmarks.storm $(ARGS)
 
 bench-growing: build ## measure what receive slots that grow cost a new connection
 	@$(py) -m benchmarks.growing $(ARGS)

@@ -80,6 +80,16 @@ def test_starting() -> None:
     assert all(float(figure) > 0 for row in rows for figure in row.split()[1:])
 
 
+def test_storm() -> None:
+    """Clients connect at once, and again when their server was killed and another one has begun."""
+    _, *rows, ratio = run("benchmarks.storm").splitlines()
+    assert [row.split()[0] for row in rows] == ["rdma", "tcp"]
+    for row in rows:
+        ms, cpu_ms, _, again_ms, _ = map(float, row.split()[1:])
+        assert ms > 0 and cpu_ms > 0 and again_ms > 0
+    assert len(ratio.split()) == 4
+
+
 def test_growing() -> None:
     _, growing, full = run("benchmarks.growing").splitlines()
     for line, name in ((growing, "growing"), (full, "full")):
