@@ -403,7 +403,7 @@ def refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
 def _refuse_unknown(call: str, given: dict[str, Any]) -> None:
     for name in given:
         if name not in _UNBUILT:
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+            raise TypeError(f"{call}() got an unexpected keyword argument {shown(name)}")
 
 
 def _sources_for(address: SockAddr, ours: list[SockAddr] | None) -> Sequence[SockAddr | None]:

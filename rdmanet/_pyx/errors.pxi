@@ -82,7 +82,8 @@ cdef int read_size(object value, str what, object error, size_t *size) except -1
     try:
         size[0] = number
     except OverflowError:
-        raise error(f"{what} {value} is {'negative' if number < 0 else 'more than an address space has'}") from None
+        is_what = "negative" if number < 0 else "more than an address space has"
+        raise error(f"{what} {shown(value)} is {is_what}") from None
     return 0
 
 
@@ -96,7 +97,7 @@ cdef object field(object record, str name, uint64_t most, bint optional=False):
     except TypeError:
         raise TypeError(f"{type(record).__name__}.{name}: {shown(value)} is not an integer") from None
     if not 0 <= value <= most:
-        raise OverflowError(f"{type(record).__name__}.{name}: {value} is not in 0..{most}")
+        raise OverflowError(f"{type(record).__name__}.{name}: {shown(value)} is not in 0..{most}")
     return value
 
 

@@ -47,7 +47,7 @@ class _Record:
             else:
                 raise TypeError(f"{kind}() lacks a value for {name}")
         for name in named:
-            raise TypeError(f"{kind}() got an unexpected keyword argument {name!r}")
+            raise TypeError(f"{kind}() got an unexpected keyword argument {shown(name)}")
 
     def __repr__(self):
         fields = ", ".join([f"{about.name}={getattr(self, about.name)!r}" for about in dataclasses.fields(self)])

@@ -82,7 +82,7 @@ class Client(Generic[_S]):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = None if name.startswith("_") else schema_of(self._service).methods.get(name)
         if method is None:
-            raise AttributeError(f"{self._service.__name__} has no method {name!r}")
+            raise AttributeError(f"{self._service.__name__} has no method {shown(name)}")
 
         def calls(*arguments: Any, **by_name: Any) -> Any:
             return _called(self, method, arguments, by_name)

@@ -38,7 +38,7 @@ def checked_metadata(metadata: Mapping[str, str | bytes], most: int) -> Metadata
     found = dict(metadata)
     for name, value in found.items():
         if not isinstance(name, str) or len(name) > 256:
-            raise TypeError(f"metadata: {name!r} is not a text of at most 256 characters")
+            raise TypeError(f"metadata: {shown(name)} is not a text of at most 256 characters")
         if not isinstance(value, (str, bytes)):
             raise TypeError(f"metadata: {name!r} is {shown(value)}, and must be a str or bytes")
     if (length := len(encode(found))) > most:

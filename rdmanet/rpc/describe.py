@@ -47,7 +47,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import inspect
 
-from rdmanet.errors import ProtocolError
+from rdmanet.errors import ProtocolError, shown
 from rdmanet.rpc.array_types import array_of, has_array
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.errors import Error
@@ -313,7 +313,7 @@ class _Comparer:
             return [f"{where}: the other side has no flags of {unknown_bits:#x}"] if unknown_bits else []
         if kind == "one of":
             unknown = [value for value in written[1:] if value not in read[1:]]
-            return [f"{where}: {unknown[0]!r} is no value of the other side"] if unknown else []
+            return [f"{where}: {shown(unknown[0])} is no value of the other side"] if unknown else []
         if kind == "tuple" and len(written) != len(read):
             return [f"{where}: {len(written) - 1} items on one side, {len(read) - 1} on the other"]
         if kind == "struct":
@@ -411,12 +411,12 @@ def _lacks(written: Any, read: Any) -> str:
     """What is wrong if a field is left out where it is written; empty if nothing is."""
     how, default = written[3:] or (0, [])
     if how and read[2]:
-        return f"{'at times' if how & LEFT_OUT else f'if it is {default[0]!r}'}, and is required by"
+        return f"{'at times' if how & LEFT_OUT else f'if it is {shown(default[0])}'}, and is required by"
     others = list(read[4:] or ((),))[0]
     if _plain(read[1]) == "float":
         default, others = _as_floats(default), _as_floats(others)
     if how & LEFT_OUT_DEFAULT and _order(default) != _order(others):
-        return f"if it is {default[0]!r}, which is not the default of"
+        return f"if it is {shown(default[0])}, which is not the default of"
     return ""
 
 
@@ -453,7 +453,7 @@ def _kind(description: Description) -> str:
 
 
 def _tag(tag: Any) -> str:
-    return "None" if tag is None else f"{tag[0]}={tag[1]!r}"
+    return "None" if tag is None else f"{tag[0]}={shown(tag[1])}"
 
 
 def text(description: Description) -> str:
@@ -464,13 +464,15 @@ def text(description: Description) -> str:
     if kind == "struct":
         return str(parts[0])
     if kind == "one of":
-        return " | ".join(map(repr, parts))
+        return " | ".join(map(shown, parts))
     if kind == "union":
         return " | ".join(map(text, parts))
     if kind == "flags":
         return f"flags of {parts[0]:#x}"
     if kind == "within":
-        return f"{text(parts[0])} with {', '.join(f'{name}={limit!r}' for name, limit in parts[1].items())}"
+        return (
+            f"{text(parts[0])} with {', '.join(f'{name}={shown(value)}' for name, value in parts[1].items())}"
+        )
     return f"{kind}[{', '.join(map(text, parts))}]"
 
 

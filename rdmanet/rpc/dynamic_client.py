@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from rdmanet.errors import ProtocolError
+from rdmanet.errors import ProtocolError, shown
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.channel import Channel
@@ -95,7 +95,9 @@ class DiscoveredMethod(Method):
         names = [name for name, _, _ in self.described]
         for name in given:
             if name not in names:
-                raise ValueError(f"there is no parameter {name!r}; there are: {', '.join(names) or 'none'}")
+                raise ValueError(
+                    f"there is no parameter {shown(name)}; there are: {', '.join(names) or 'none'}"
+                )
         convert = Converter(structs, bytes_of)
         found: list[Any] = []
         for index, (name, type_, required) in enumerate(self.described):
@@ -144,7 +146,9 @@ class Converter:
         if kind == "tuple" and isinstance(value, list) and len(value) == len(parts):
             return [self(item, part, f"{where}[]") for item, part in zip(value, parts, strict=True)]
         if kind == "dict" and isinstance(value, dict):
-            return {_key(k, parts[0]): self(item, parts[1], f"{where}[{k!r}]") for k, item in value.items()}
+            return {
+                _key(k, parts[0]): self(item, parts[1], f"{where}[{shown(k)}]") for k, item in value.items()
+            }
         if kind == "array" and isinstance(value, list) and len(value) == 3:
             return [*value[:2], self(value[2], "bytes", f"{where}[2]")]
         if kind == "struct" and isinstance(value, dict):

@@ -55,6 +55,7 @@ _TEXT: Final = re.compile(r"(?:\|S|[<>]U)([1-9][0-9]{0,9})")
 _TIME: Final = re.compile(r"[<>][Mm]8(?:\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 _PADDING: Final = re.compile(r"\|V([1-9][0-9]{0,9})")
 _LAST_CHARACTER: Final = sys.maxunicode
+_TEXT_SHOWN: Final = 300
 
 
 def item_type(dtype: Any) -> ItemType:
@@ -69,7 +70,14 @@ def item_type(dtype: Any) -> ItemType:
             return str(dtype.name)
     elif _named_bytes(dtype.str):
         return str(dtype.str)
-    raise TypeError(f"an array of {dtype} cannot be sent: {_INSTEAD.get(dtype.kind, _INSTEAD['other'])}")
+    raise TypeError(
+        f"an array of {_text_of(dtype)} cannot be sent: {_INSTEAD.get(dtype.kind, _INSTEAD['other'])}"
+    )
+
+
+def _text_of(dtype: Any) -> str:
+    text = str(dtype)  # of all its fields, and there may be many
+    return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}..."
 
 
 _INSTEAD: Final = {
@@ -89,8 +97,8 @@ def _fields(dtype: Any) -> list[Field]:
         type_, offset, *title = dtype.fields[name]
         if title or offset < end:
             raise TypeError(
-                f"an array of {dtype} cannot be sent: its fields have titles, or are not one after the other. Send"
-                " numpy.lib.recfunctions.repack_fields(array)"
+                f"an array of {_text_of(dtype)} cannot be sent: its fields have titles, or are not one after the other."
+                " Send numpy.lib.recfunctions.repack_fields(array)"
             )
         if offset > end:
             found.append(Field("", f"|V{offset - end}"))
@@ -100,7 +108,9 @@ def _fields(dtype: Any) -> list[Field]:
     if dtype.itemsize > end:
         found.append(Field("", f"|V{dtype.itemsize - end}"))
     if _has_many(found) or not dtype.itemsize:
-        raise TypeError(f"an array of {dtype} cannot be sent: a record has 1 to {FIELDS_MOST} fields")
+        raise TypeError(
+            f"an array of {_text_of(dtype)} cannot be sent: a record has 1 to {FIELDS_MOST} fields"
+        )
     return found
 
 

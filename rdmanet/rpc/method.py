@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from rdmanet.errors import shown
 from rdmanet.rpc.annotations import stream_item
 from rdmanet.rpc.array_types import ArrayType, declared
 from rdmanet.rpc.arrays import array_in, bytes_in, described, is_buffer, wire_type
@@ -262,7 +263,7 @@ class Method:
             if name in given:
                 raise TypeError(f"{self.label}() got two values for {name!r}")
             if name not in names and name not in others:
-                raise TypeError(f"{self.label}() has no parameter {name!r}")
+                raise TypeError(f"{self.label}() has no parameter {shown(name)}")
             given[name] = value
         stream = None
         if self.stream is not None:

@@ -30,6 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from rdmanet._core import REUSED_BYTES, unfilled
+from rdmanet.errors import shown
 from rdmanet.rpc.array_types import ArrayType, declared, taken
 from rdmanet.rpc.buffer import bytes_of
 from rdmanet.rpc.copies import PIECE_BYTES, Steps, done, of_array, of_bytes
@@ -91,7 +92,7 @@ class Packing:
 
     def _place(self, value: Any) -> Placed:
         if isinstance(value, sys.modules["numpy"].generic):
-            text = f"{value!r} is a number of NumPy's: pass its item(), or numpy.asarray() of it"
+            text = f"{shown(value)} is a number of NumPy's: pass its item(), or numpy.asarray() of it"
             raise TypeError(f"{self._what}: {text}")
         array, items = taken(value, self._what)
         offset = self.nbytes

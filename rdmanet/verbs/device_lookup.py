@@ -13,12 +13,14 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from rdmanet._core import Context, Device, GIDEntry, Library, devices
-from rdmanet.errors import DeviceNotFoundError
+from rdmanet.errors import DeviceNotFoundError, shown
 
 __all__ = ["features", "find_device", "open_device"]
 
+_Made = TypeVar("_Made")
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -73,7 +75,7 @@ def find_device(
     if netdev is not None:
         matches.append(_has_interface(netdev))
     if subnet is not None:
-        matches.append(_is_in(ipaddress.ip_network(subnet)))
+        matches.append(_is_in(_made(ipaddress.ip_network, subnet, "subnet")))
     found = devices()
     for device in found:
         if name is not None and device.name != name:
@@ -134,13 +136,21 @@ def _guid(guid: int | str) -> int:
         return guid
     digits = guid.replace(":", "").removeprefix("0x")
     if len(digits) > 16:
-        raise ValueError(f"guid: {guid!r} has more than 64 bits")
+        raise ValueError(f"guid: {shown(guid)} has more than 64 bits")
     return int(digits, 16)
+
+
+def _made(make: Callable[[Any], _Made], value: object, what: str) -> _Made:
+    """What ipaddress makes of it; its own errors show all of the value, which may be memory by mistake."""
+    try:
+        return make(value)
+    except ValueError:
+        raise ValueError(f"{what}: {shown(value)} is no address, or no network") from None
 
 
 def _address(ip: str | IPAddress) -> IPAddress:
     """The form of GIDEntry.address: without a zone, and IPv4 addresses not mapped into IPv6."""
-    address = ipaddress.ip_address(ip.partition("%")[0] if isinstance(ip, str) else ip)
+    address = _made(ipaddress.ip_address, ip.partition("%")[0] if isinstance(ip, str) else ip, "ip")
     return (address.ipv4_mapped or address) if address.version == 6 else address
 
 
@@ -149,7 +159,7 @@ def _gid(gid: bytes | str | IPAddress) -> bytes:
         if len(gid) != 16:
             raise ValueError(f"gid: {len(gid)} bytes, a GID has 16")
         return gid
-    address = ipaddress.ip_address(gid)
+    address = _made(ipaddress.ip_address, gid, "gid")
     return address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
 
 

@@ -13,7 +13,11 @@ import rdmanet
 from rdmanet import rpc
 from rdmanet.errors import shown
 from rdmanet.rpc.call_metadata import checked_metadata
+from rdmanet.rpc.describe import text
+from rdmanet.rpc.item_types import item_type
+from rdmanet.rpc.schema import schema_of
 from rdmanet.stream.options import StreamConfig
+from rdmanet.verbs import SGE, find_device
 from rdmanet.wire.remote import RemoteMemory
 
 LONG = 8 << 20
@@ -63,6 +67,11 @@ def test_a_released_view_is_shown():
     assert "released" in shown(view)
 
 
+class Answering(rpc.Service):
+    async def answer(self) -> int:
+        return 42
+
+
 CALLS = {
     "read_into of a buffer": lambda memory: asyncio.run(rpc.Buffer(bytearray(LONG)).read_into(memory)),
     "limits": lambda memory: rpc.Limits(calls=memory),
@@ -71,6 +80,17 @@ CALLS = {
     "metadata": lambda memory: checked_metadata({"key": bytearray(memory)}, 1 << 10),
     "an array's type": lambda memory: RemoteMemory(0, 8, 1).array(memory),
     "a stream's options": lambda memory: StreamConfig(keepalive=memory),
+    "a GID": lambda memory: find_device(gid=bytearray(memory)),
+    "an address of a device": lambda memory: find_device(ip=bytearray(memory)),
+    "a device's number": lambda memory: find_device(guid=memory.decode()),
+    "a name of metadata": lambda memory: checked_metadata({memory.decode(): "value"}, 1 << 10),
+    "an option of a connection": lambda memory: asyncio.run(
+        rdmanet.start_rdma_server(asyncio.Protocol, "127.0.0.1", 0, **{memory.decode(): 1})
+    ),
+    "a parameter of a call": lambda memory: (
+        schema_of(Answering).methods["answer"].bind((), {memory.decode(): 1})
+    ),
+    "a number in a work request": lambda memory: SGE(10 ** len(memory[:10_000]), 1, 1),
     "a service": lambda memory: asyncio.run(rpc.serve(memory, "127.0.0.1", 0)),
     "an address": lambda memory: asyncio.run(
         rdmanet.create_rdma_connection(asyncio.Protocol, "127.0.0.1", 1, local_addr=memory)
@@ -80,6 +100,22 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_memory_that_is_passed_by_mistake_is_not_in_the_error(call):
-    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+    with pytest.raises((TypeError, ValueError, AttributeError, OverflowError)) as caught:
         call(bytes(LONG))
     assert len(str(caught.value)) < 1000
+
+
+def test_a_type_with_many_fields_is_short_in_the_error():
+    fields = numpy.dtype([(f"field {number}", "i4") for number in range(20_000)])
+    with pytest.raises(TypeError, match="a record has 1 to") as caught:
+        item_type(fields)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "description",
+    [["one of", "x" * LONG], ["within", "str", {"pattern": "x" * LONG}]],
+    ids=["literal", "limit"],
+)
+def test_a_parameter_is_described_shortly(description):
+    assert len(text(description)) < 500
