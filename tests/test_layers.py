@@ -70,7 +70,7 @@ ROOMS = [
         {"verbs.device_log"},
         {"stream.options"},
         {"stream.tracing"},
-        {"stream.waits"},
+        {"stream.waits", "stream.parting"},
         {"stream.transfers", "stream.blocks"},
         {"stream.tls", "stream.ssl_protocol", "stream.in_the_clear"},
     ],

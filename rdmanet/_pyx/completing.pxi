@@ -65,7 +65,7 @@ cdef int retire_sends(Receiver connection, uint32_t sequence) except -1:
         connection.owner.room_for_operations()
     if (
         connection.backlog.size or connection.fill
-        or connection.tell_flushed or connection.tell_place or connection.body_due
+        or connection.tell_flushed or connection.tell_delivered or connection.tell_place or connection.body_due
     ):
         connection.engine.flush_later(connection)
     elif not connection.warm and nothing_in_flight(connection):

@@ -153,7 +153,7 @@ cdef class Connection(Receiver):
     @property
     def undelivered(self):
         """Whether bytes of ours may not have reached the peer."""
-        return bool(self.fill or self.backlog.size or self.frames_sent != self.done)
+        return is_undelivered(self)
 
     @property
     def progress(self):
@@ -177,6 +177,10 @@ cdef class Connection(Receiver):
         """Call `_flushed` once nothing is left to post."""
         has_engine(self)
         tell_when_flushed(self)
+
+    def when_delivered(self):
+        """Call `_delivered` once the peer's device has everything that was written."""
+        tell_when_delivered(self)
 
     def stop_posting(self):
         """Post nothing more, but an Abort that is held back."""

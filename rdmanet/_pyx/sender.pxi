@@ -53,6 +53,7 @@ cdef class Sender(Member):
     cdef bint writable                  # neither write_eof nor close nor a failure so far
     cdef bint blocked                   # bytes wait for credits or slots
     cdef bint tell_flushed
+    cdef bint tell_delivered            # somebody waits until the peer's device has everything
     cdef bint tell_place                # somebody waits for a free frame
     cdef bint body_due                  # news of regions, or of direct placement, wait for a Credit to ride in
     cdef PeerWants peer_wants           # where we may place bytes, or None

@@ -6,6 +6,6 @@ cdef int settle(Receiver connection) except -1:
     """Send everything that may go now: what was written, then what control frames are due."""
     if connection.fill or connection.backlog.size:
         pump(connection, True)
-    if connection.protocol_paused or connection.tell_flushed or connection.tell_place:
+    if connection.protocol_paused or connection.tell_flushed or connection.tell_delivered or connection.tell_place:
         tell_room(connection)
     return say_what_is_due(connection)

@@ -201,6 +201,16 @@ cdef int tell_when_flushed(Sender connection) except -1:
     return connection.engine.wake()
 
 
+cdef inline bint is_undelivered(Sender connection) noexcept:
+    """Whether bytes of ours may not have reached the peer."""
+    return connection.fill or connection.backlog.size or connection.frames_sent != connection.done
+
+
+cdef inline void tell_when_delivered(Sender connection) noexcept:
+    """Call `delivered` once the peer's device has everything; a pass follows each completion anyway."""
+    connection.tell_delivered = True
+
+
 cdef int tell_of_place(Sender connection) except -1:
     """Call `resume_writing` when a frame is free, and when all is posted."""
     connection.tell_place = True
@@ -209,7 +219,7 @@ cdef int tell_of_place(Sender connection) except -1:
 
 cdef inline void tell_writer_nothing(Sender connection) noexcept:
     """Nobody is left to be told."""
-    connection.protocol_paused = connection.tell_flushed = False
+    connection.protocol_paused = connection.tell_flushed = connection.tell_delivered = False
 
 
 cdef int tell_room(Sender connection) except -1:
@@ -226,6 +236,9 @@ cdef int tell_room(Sender connection) except -1:
     if connection.tell_flushed and connection.fill == 0 and connection.backlog.size == 0 and may_post(connection):
         connection.tell_flushed = False
         connection.owner.flushed()
+    if connection.tell_delivered and not is_undelivered(connection):
+        connection.tell_delivered = False
+        connection.owner.delivered()
     return 0
 
 

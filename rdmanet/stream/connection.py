@@ -37,6 +37,9 @@ class Owner(Protocol):
     def flushed(self) -> None:
         """Everything that was written is posted. Called once after ``when_flushed()``."""
 
+    def delivered(self) -> None:
+        """The peer's device has everything that was written. Called once after ``when_delivered()``."""
+
     def drained(self) -> None:
         """Everything that was received is delivered. Called once after ``when_drained()``."""
 

@@ -335,6 +335,7 @@ class Lifecycle:
                 self.connection.when_drained()
         if actions & _RELEASE and not actions & _LOSE:
             self.teardown.release()
+        self.loop_context.parting.look()
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -385,6 +386,9 @@ class Lifecycle:
         if self.machine.over or self.machine.opening:
             return False
         return self.connection.undelivered or self.machine.state is _CLOSING
+
+    def when_delivered(self) -> None:
+        self.connection.when_delivered()
 
     def _loop_ended(self) -> None:
         """The loop ends before the connection. While the loop still runs, those who wait are told."""

@@ -48,9 +48,9 @@ from rdmanet._core import (
 from rdmanet.base import watching
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.environment import place_bytes
-from rdmanet.base.pause import pause
 from rdmanet.errors import DeviceLostError, event_error
 from rdmanet.stream import tracing
+from rdmanet.stream.parting import Parting, Sender
 from rdmanet.stream.readiness import new_bell
 from rdmanet.stream.waits import Waits
 from rdmanet.verbs.device_events import EventFeed
@@ -72,13 +72,10 @@ class Listening(Tenant, Protocol):
     def info(self) -> ServerInfo: ...
 
 
-class Sender(Tenant, Protocol):
+class Connected(Tenant, Sender, Protocol):
     """A connection's life."""
 
     def info(self) -> ConnectionInfo: ...
-
-    def is_sending(self) -> bool:
-        """Whether the peer's device may not have all our bytes yet, and may still get them."""
 
 
 class DeviceUser(Tenant, Protocol):
@@ -97,9 +94,6 @@ class DeviceUser(Tenant, Protocol):
 _REMOVAL, _REQUEST = CMEventType.DEVICE_REMOVAL, CMEventType.CONNECT_REQUEST
 # After these a queue pair is in the error state.
 _QP_FAILURES = frozenset((EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR))
-
-PARTING_S = 1.0
-"""How long the end of a loop waits for what was written to leave."""
 
 _ATTRIBUTE = "_rdmanet_loop_contexts"
 _all: weakref.WeakSet[LoopContext] = weakref.WeakSet()
@@ -128,7 +122,7 @@ async def loop_context_for(loop: asyncio.AbstractEventLoop, library: Library) ->
 
 
 def run_until_sent(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop that is about to be closed, and was not shut down, until what was written is sent; see `PARTING_S`."""
+    """Run a loop that is about to be closed, and was not shut down, until what was written is sent: see parting.py."""
     for loop_context in list(getattr(loop, _ATTRIBUTE, {}).values()):
         if loop_context.is_sending:
             with contextlib.suppress(RuntimeError):  # somebody has called stop()
@@ -162,7 +156,8 @@ class LoopContext:
         self._feeds: dict[StreamEngine, EventFeed] = {}
         self._rare: dict[int, Callable[[], None]] = {}  # all other descriptors
         self._all: select.epoll | None = None  # for who waits without the loop
-        self.connections: set[Sender] = set()
+        self.connections: set[Connected] = set()
+        self.parting = Parting(loop, self.connections)
         self.servers: set[Listening] = set()
         self._handlers: dict[CMID, CMHandler] = {}
         self._lifeline: AsyncGenerator[None, None] | None = None
@@ -220,21 +215,12 @@ class LoopContext:
     @property
     def is_sending(self) -> bool:
         """Whether a peer's device may not have all that was written, and may still get it."""
-        return not (self.closed or self.foreign) and any(each.is_sending() for each in self.connections)
+        return not (self.closed or self.foreign) and self.parting.is_sending
 
     async def until_sent(self) -> None:
-        """Wait until the peers' devices have what was written, as TCP's kernel would still send it.
-
-        A peer may be stopped, or may not read: that is not waited for longer than `PARTING_S`. This looks again and
-        again, because completions that are polled make no descriptor readable.
-        """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return  # Trio's
-        until = self.loop.time() + PARTING_S
-        while self.is_sending and self.loop.time() < until:
-            await pause(self.loop, 0.001)
+        """Wait until the peers' devices have what was written."""
+        if self.is_sending:
+            await self.parting.until_sent()
 
     def headline(self) -> dict[str, Any]:
         """What is to be known besides: what the data engines do."""
@@ -332,9 +318,10 @@ class LoopContext:
             user.on_connection_error(DeviceLostError(context.name, event))
         self._close_lost_soon()
 
-    def left(self, connection: Sender) -> None:
+    def left(self, connection: Connected) -> None:
         """Forget a connection that holds nothing any more."""
         self.connections.discard(connection)
+        self.parting.look()
         if self._lost_engines:
             self._close_lost_soon()
 

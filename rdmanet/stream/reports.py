@@ -87,6 +87,9 @@ class Reports:
         elif life.machine.state is _CLOSING and life.config.lost_peer == "eof":
             life.leave_to_device()
 
+    def delivered(self) -> None:
+        self._life.loop_context.parting.look()
+
     def drained(self) -> None:
         if self._life.machine.state is not _CLOSED:
             self._life.handle(_DELIVERED)

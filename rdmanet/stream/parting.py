@@ -1,0 +1,69 @@
+"""The end of a loop: what was written is sent first, as TCP's kernel would still send it after a program has ended.
+
+Whoever ends the loop sleeps until then. Two things can end its wait: the engine finds that a peer's device has all that
+was written, or a connection is over. After each of them this looks at all connections, and asks those that are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Protocol
+
+PARTING_S = 1.0
+"""How long the end of a loop waits: a peer may be stopped, or may not read."""
+
+
+class Sender(Protocol):
+    """A connection's life."""
+
+    def is_sending(self) -> bool:
+        """Whether the peer's device may not have all our bytes yet, and may still get them."""
+
+    def when_delivered(self) -> None:
+        """Call `Parting.look` when it has."""
+
+
+class Parting:
+    """Waits until no connection of a loop is sending.
+
+    :ivar connections: they; its user's, and may change
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connections: Collection[Sender]) -> None:
+        self.loop, self.connections = loop, connections
+        self._over: asyncio.Future[None] | None = None
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a peer's device may not have all that was written, and may still get it."""
+        return any(each.is_sending() for each in self.connections)
+
+    async def until_sent(self) -> None:
+        """Wait until the peers' devices have what was written, for `PARTING_S` at most."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return  # Trio's
+        over = self._over = self.loop.create_future()
+        timer = self.loop.call_later(PARTING_S, self._end)
+        try:
+            self.look()
+            await over
+        finally:
+            timer.cancel()
+            self._over = None
+
+    def look(self) -> None:
+        """Something was sent, or a connection is over."""
+        if self._over is None:
+            return
+        sending = [each for each in self.connections if each.is_sending()]
+        for each in sending:
+            each.when_delivered()  # again: it may have written something since
+        if not sending:
+            self._end()
+
+    def _end(self) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
