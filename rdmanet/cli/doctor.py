@@ -25,7 +25,7 @@ import statistics
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +297,43 @@ def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
     return f"{name}: {exc or type(exc).__name__}", "run `rdmanet doctor` on that host as well"
 
 
+async def _listening(echo: Callable[..., Any], port: int, stack: contextlib.AsyncExitStack) -> list[Any]:
+    """Servers at a port that doctor has by TCP, too. An iWARP adapter, whose ports are TCP's, is left out then."""
+    import rdmanet
+
+    async def server(host: list[str] | None, device: str | None = None) -> Any:
+        found = await rdmanet.start_rdma_stream_server(echo, host, port, device=device)
+        return await stack.enter_async_context(found)
+
+    try:
+        return [await server(None)]
+    except OSError as exc:
+        if exc.errno != errno.EADDRINUSE:
+            raise
+    servers = []
+    for name, hosts in _without_iwarp():
+        try:
+            servers.append(await server(hosts, name))
+        except OSError:
+            if hosts is None:
+                raise
+    return servers
+
+
+def _without_iwarp() -> Iterator[tuple[str, list[str] | None]]:
+    """The embedded device, for all addresses, and adapters that have ports of their own, with their addresses."""
+    from rdmanet import verbs
+
+    for device in verbs.devices():
+        if device.library.embedded_device:
+            yield device.name, None
+        elif device.transport_type != verbs.TransportType.IWARP:
+            with device.open() as context:
+                found = {entry.address for entry in context.gid_table()}
+            if hosts := [str(address) for address in found if address and not address.is_link_local]:
+                yield device.name, hosts
+
+
 async def _serve(port: int) -> None:
     import rdmanet
 
@@ -319,8 +356,7 @@ async def _serve(port: int) -> None:
         )
         stack.callback(tcp.close)
         port = tcp.getsockname()[1]
-        server = await rdmanet.start_rdma_stream_server(echo, None, port)
-        await stack.enter_async_context(server)
+        servers = await _listening(echo, port, stack)
         far = 0
         for wanted in (port + 1, 0):  # one that can be known to firewalls, or any
             with contextlib.suppress(OSError, OverflowError):
@@ -330,5 +366,6 @@ async def _serve(port: int) -> None:
                 break
         # Last: who is greeted is told where the others listen.
         await stack.enter_async_context(await asyncio.start_server(greet, sock=tcp))
-        print("answering pings on", *(endpoint(each.getsockname()) for each in server.sockets), flush=True)
-        await server.serve_forever()
+        sockets = [each for server in servers for each in server.sockets]
+        print("answering pings on", *(endpoint(each.getsockname()) for each in sockets), flush=True)
+        await servers[0].serve_forever()

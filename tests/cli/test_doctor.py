@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import ipaddress
 import json
 import os
@@ -20,7 +21,7 @@ from rdmanet.cli import checks, command_line, doctor
 from rdmanet.loop import choice, kernel
 from tests.cli.test_commands import ENVIRONMENT, run, spoken
 from tests.support.processes import Process
-from tests.support.waiting import loop_turns
+from tests.support.waiting import loop_turns, until_seen
 
 
 @pytest.fixture
@@ -310,11 +311,11 @@ async def test_who_comes_early_hears_where_the_others_listen(monkeypatch):
     start = rdmanet.start_rdma_stream_server
     early = asyncio.get_running_loop().create_future()
 
-    async def start_after(serve, host, port):
+    async def start_after(serve, host, port, **options):
         if not early.done():
             early.set_result(await asyncio.open_connection("127.0.0.1", port))
             await loop_turns(50)
-        return await start(serve, host, port)
+        return await start(serve, host, port, **options)
 
     monkeypatch.setattr(rdmanet, "start_rdma_stream_server", start_after)
     serving = asyncio.ensure_future(doctor._serve(0))
@@ -322,6 +323,27 @@ async def test_who_comes_early_hears_where_the_others_listen(monkeypatch):
     greeting, far = doctor._BY_TCP.unpack(await reader.readexactly(doctor._BY_TCP.size))
     assert greeting.startswith(b"rdmanet doctor") and far not in (0, writer.get_extra_info("peername")[1])
     writer.close()
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def test_an_adapter_whose_ports_are_tcps_is_left_out(monkeypatch, capsys):
+    """Of the port that doctor has by TCP; as soft-iWARP is."""
+    start, ports = rdmanet.start_rdma_stream_server, []
+
+    async def start_beside_iwarp(serve, host, port, *, device=None):
+        ports.append(port)
+        if port == ports[0] and device is None:
+            raise OSError(errno.EADDRINUSE, "rdma_listen: Address already in use")
+        return await start(serve, host, port, device=device)
+
+    monkeypatch.setattr(rdmanet, "start_rdma_stream_server", start_beside_iwarp)
+    serving = asyncio.ensure_future(doctor._serve(0))
+    await until_seen(lambda: serving.done() or "answering pings" in capsys.readouterr().out)
+    finding, is_doctor = await doctor._ping("127.0.0.1", ports[0])
+    assert is_doctor and finding.status == "ok", finding
+    assert ports[1] == ports[0] and ports[2] == ports[0] + 1
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
