@@ -12,7 +12,7 @@ cdef bint post_beside(Sender connection, object operation, verbs.ibv_send_wr *wr
     if connection.operations >= OPERATIONS:
         return False
     wr.wr_id = connection.wr_base | SEND_FLAG | connection.log.next_low()
-    wr.send_flags = verbs.IBV_SEND_SIGNALED
+    wr.send_flags |= verbs.IBV_SEND_SIGNALED
     if connection.operations and wr.opcode != verbs.IBV_WR_RDMA_READ:  # READs keep their order, and take no fence
         wr.send_flags |= connection.engine.behind_operations
     check(verbs.rn_post_send(connection.qp_c, wr, &bad), "ibv_post_send")

@@ -52,6 +52,7 @@ cdef class Blocks:
     cdef Py_ssize_t count, room, posted, in_flight, long_in_flight
     cdef int opcode
     cdef uint64_t at_once, piece
+    cdef uint64_t total         # bytes
     cdef bint stopped
     cdef bint beginning         # `begin` runs: what completes leaves as much room as there was before
     cdef readonly bint done
@@ -141,6 +142,7 @@ cdef class Blocks:
     cdef int append(self, uint64_t here, uint64_t there, uint64_t length, uint32_t lkey, uint32_t rkey) except -1:
         cdef block *last
         cdef uint64_t part
+        self.total += length
         if self.count and length:
             last = &self.blocks[self.count - 1]
             if (
@@ -238,8 +240,9 @@ cdef class Blocks:
             wr[n].num_sge = 1
             wr[n].opcode = <verbs.ibv_wr_opcode>self.opcode
             wr[n].wr.rdma.remote_addr, wr[n].wr.rdma.rkey = next.there, next.rkey
+            wr[n].send_flags = flags_of_part(engine, self.total)
             if connection.operations and self.opcode != verbs.IBV_WR_RDMA_READ:     # see post_beside
-                wr[n].send_flags = engine.behind_operations
+                wr[n].send_flags |= engine.behind_operations
             if n:
                 wr[n - 1].next = &wr[n]
             request_begins(connection, OPERATION, next.length, self)

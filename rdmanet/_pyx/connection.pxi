@@ -261,13 +261,16 @@ cdef class Connection(Receiver):
 
     # -- beside frames: beside.pxi -----------------------------------------------------------------------
 
-    def post_operation(self, Operation operation not None):
+    def post_operation(self, Operation operation not None, uint64_t total=0):
         """Post a one-sided work request; it lives until it completes, then `_operation_done`.
 
         Returns False when OPERATIONS are in flight already.
+
+        :param total: it is a part of so many bytes
         """
         cdef SendWR request = operation.requests[0]
         cdef verbs.ibv_send_wr wr = request.c
+        wr.send_flags |= flags_of_part(self.engine, total)
         return post_beside(self, operation, &wr)
 
     def post_bind(self, object operation, MW mw not None, MR mr not None, uint32_t rkey, int access, uint64_t address,

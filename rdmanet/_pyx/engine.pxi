@@ -4,6 +4,7 @@
 
 cdef enum:
     MAX_INLINE = 192
+    MUCH_BYTES = 32 << 20       # more than the caches hold: the embedded device copies the parts of it past them
     TURN_US = 100               # of what is done at once, without a turn of the loop: see turn_is_over
     WINDOWS_OF_TYPE_2 = 1 << 23 | 1 << 24   # ibv_device_cap_flags: MEM_WINDOW_TYPE_2A, _2B
     # The vendor_id of software devices. rxe compares a write through a window with the region's bounds (Linux 6.12).
@@ -338,3 +339,8 @@ cdef class _Engine(Watcher):
     cpdef bint confines_peers(self) except -1:
         """Whether a window of type 2 lets a peer write to its bytes only. Soft-RoCE's is good for the whole region."""
         return self.has_windows() and self.confined
+
+
+cdef inline uint32_t flags_of_part(_Engine engine, uint64_t total) noexcept:
+    """Of a READ or a WRITE that moves a part of so many bytes, or all of them."""
+    return engine.of_much if engine is not None and total >= MUCH_BYTES else 0

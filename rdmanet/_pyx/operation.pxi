@@ -49,9 +49,12 @@ cdef class Operation:
         operation.future = future
         return operation
 
-    def post(self, connection):
-        """Post it beside the frames of a stream; False if there is no room now."""
-        return connection.post_operation(self)
+    def post(self, connection, uint64_t total=0):
+        """Post it beside the frames of a stream; False if there is no room now.
+
+        :param total: it moves a part of so many bytes
+        """
+        return connection.post_operation(self, total)
 
     def end(self, error=None):
         """It has completed, or never will: then `error` says why. Doing it again does nothing."""

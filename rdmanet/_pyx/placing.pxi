@@ -6,7 +6,6 @@
 
 cdef enum:
     PLACE_CHUNK = 1 << 20       # of one WRITE, so that progress shows
-    MUCH_BYTES = 32 << 20       # more than the caches hold: the embedded device copies such a read's bytes past them
     MUCH_CHUNK = 4 << 20        # and of one WRITE then: the reader wakes up for each
 
 
@@ -24,11 +23,6 @@ cdef bint readable_in_place(Sender connection, object first, uint32_t *lkey) exc
     return False
 
 
-cdef bint is_much(_Engine engine, PeerWant want):
-    """Whether the device is to copy it past the caches."""
-    return engine.of_much != 0 and want.length >= MUCH_BYTES
-
-
 cdef bint place_next(Sender connection) except -1:
     """Write what comes next where the peer wants it, if that pays: the open frame and what is behind it."""
     cdef PeerWant want = connection.peer_wants.current()
@@ -43,7 +37,7 @@ cdef bint place_next(Sender connection) except -1:
     room = connection.peer_wants.room(want)
     if left < BORROW_BYTES or room <= connection.fill:
         return False
-    n = MUCH_CHUNK if is_much(connection.engine, want) else PLACE_CHUNK
+    n = MUCH_CHUNK if flags_of_part(connection.engine, want.length) else PLACE_CHUNK
     n = min(min(left, <size_t>room - connection.fill), n)
     if connection.fill + n < PLACE_BYTES or not readable_in_place(connection, first, &lkey):
         return False
@@ -75,8 +69,7 @@ cdef int chain_placing(Sender connection, PeerWant want, object owner, const cha
     wr.opcode = verbs.IBV_WR_RDMA_WRITE
     wr.wr.rdma.remote_addr = connection.peer_wants.target(want)
     wr.wr.rdma.rkey = want.rkey
-    if is_much(engine, want):
-        wr.send_flags |= engine.of_much
+    wr.send_flags |= flags_of_part(engine, want.length)
 
     wr = chain_frame(connection, FRAME_PLACED, frame, FRAME_PLACED_BYTES, total, None)
     body.serial, body.zero, body.upto = want.serial, 0, connection.peer_wants.position

@@ -90,7 +90,7 @@ class Transfer:
         length = min(PIECE_BYTES, self._length - self._posted)
         part, address = self._local.part(self._posted, length), self._address + self._posted
         operation = Operation.beside(None, self._opcode, part, address, self._rkey)
-        if not operation.post(connection):
+        if not operation.post(connection, self._length):
             return False
         operation.close_after(_Piece(operation, self, pieces, length))
         self._posted += length

@@ -9,6 +9,7 @@ from pattern import Pattern
 
 from rdmanet.stream import transfers
 from rdmanet.stream.transfers import AT_ONCE_BYTES, PIECE_BYTES
+from rdmanet.verbs import SGE, WROpcode
 from tests.streams.test_offers import allocate, offered
 from tests.support.waiting import begin, until_seen
 
@@ -42,6 +43,38 @@ async def test_the_bytes(net: Net, size: int, posted: list[int]):
             assert await remote.read(7) == text
     assert sum(posted) == 2 * size and max(posted) <= PIECE_BYTES
     assert client.transport._regions.transfers.moved == 2 * size
+
+
+class Taking:
+    """A connection that takes every operation, and a memory that has every part."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Any, int]] = []
+
+    def post_operation(self, operation: Any, total: int = 0) -> bool:
+        self.taken.append((operation, total))
+        return True
+
+    def part(self, offset: int, length: int) -> SGE:
+        return SGE(b"memory", 6, 0)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_the_device_hears_of_how_much_each_piece_is_a_part():
+    """What is more than its caches hold it copies past them, in pieces, too."""
+    taking: Any = Taking()
+    length, future = 2 * PIECE_BYTES + 1, asyncio.get_running_loop().create_future()
+    pieces = transfers.Transfers(taking)
+    pieces.begin(transfers.Transfer(future, WROpcode.RDMA_READ, taking, length, 0, 1))
+    for number in range(3):
+        operation, total = taking.taken[number]
+        assert total == length
+        operation.end()
+        pieces.go_on()
+    assert len(taking.taken) == 3
+    await future
 
 
 async def test_several_take_turns(net: Net):
