@@ -33,6 +33,7 @@ from rdmanet.cli.perf.control import (
 )
 from rdmanet.cli.perf.pairs import Place, Side
 from rdmanet.errors import CompletionError
+from rdmanet.verbs import TransportType
 from tests.support.perf import COMMAND, ENVIRONMENT, SHORT, one_line, perf, results
 from tests.support.processes import Process
 
@@ -302,6 +303,34 @@ def test_a_request_that_fails_at_the_server_is_told(monkeypatch, kind):
             said = executor.submit(say_go)
             perf_server.session(control, Place(), None, asyncio.new_event_loop)
             said.result()
+
+
+class Refusing:
+    """An adapter whose queue pairs cannot be connected by hand, and one of those."""
+
+    name = "siw0"
+    max_qp_rd_atom = 16
+
+    def __init__(self, transport_type):
+        self.transport_type = transport_type
+
+    def query_device(self):
+        return self
+
+    def connect(self, info, **options):
+        raise OSError(22, "ibv_modify_qp: RTR to RTS was refused")
+
+
+def test_iwarp_needs_the_connection_manager():
+    side = Side.__new__(Side)
+    side.settings, side.context = Settings(), Refusing(TransportType.IWARP)
+    with pytest.raises(
+        PerfError, match="siw0 speaks iWARP, .* RTR to RTS was refused.*: measure it by streams"
+    ):
+        side._connect(side.context, None)
+    side.context = Refusing(TransportType.IB)
+    with pytest.raises(OSError, match="RTR to RTS"):
+        side._connect(side.context, None)
 
 
 def test_a_client_that_says_no_more(monkeypatch):

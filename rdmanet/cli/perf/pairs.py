@@ -128,7 +128,8 @@ class Side:
     def connect(self, peer: Verbs) -> None:
         """To the other side's queue pairs, in their order; and make the requests for its memory.
 
-        :raises PerfError: the other side has another number of them, or one makes no sense
+        :raises PerfError: the other side has another number of them, or one makes no sense; or the adapter connects
+            none without the connection manager
         """
         if len(peer.pairs) != len(self.qps):
             raise PerfError(f"the other side has {len(peer.pairs)} queue pairs, this one {len(self.qps)}")
@@ -141,15 +142,26 @@ class Side:
             if self.settings.connection == "UD":
                 to = self._to_datagrams(qp, info, index)
             else:
-                outstanding = min(self.settings.outstanding, self.context.query_device().max_qp_rd_atom)
-                qp.connect(
-                    info,
-                    access=ACCESS,
-                    max_dest_rd_atomic=outstanding,
-                    max_rd_atomic=outstanding,
-                    min_rnr_timer=12,
-                )
+                self._connect(qp, info)
             self.requests.append(self._request(index, theirs, to))
+
+    def _connect(self, qp: v.QP, info: v.QPInfo) -> None:
+        outstanding = min(self.settings.outstanding, self.context.query_device().max_qp_rd_atom)
+        try:
+            qp.connect(
+                info,
+                access=ACCESS,
+                max_dest_rd_atomic=outstanding,
+                max_rd_atomic=outstanding,
+                min_rnr_timer=12,
+            )
+        except OSError as exc:
+            if self.context.transport_type != v.TransportType.IWARP:
+                raise
+            raise PerfError(
+                f"{self.context.name} speaks iWARP, where a queue pair is an end of a TCP connection, and only the"
+                f" connection manager connects it ({exc}): measure it by streams and rpc, or by perftest with -R"
+            ) from None
 
     def _to_datagrams(self, qp: v.QP, info: v.QPInfo, index: int) -> dict[str, Any]:
         qp.to_init(self.place.port, qkey=QKEY)
