@@ -1,6 +1,9 @@
 """Compare what `rdmanet perf` measures with what perftest's C programs do, on the embedded device of this machine.
 
-usage: python -m benchmarks.perftest [--quick] [--turns N]
+usage: python -m benchmarks.perftest [--quick] [--turns N] [--device NAME]
+
+`--device NAME` compares the bandwidth on another one, with few messages, since the processor of soft-RoCE's virtual
+machine is emulated: `scripts/kernel-vm -- .venv/bin/python -m benchmarks.perftest --device rxe0`.
 
 Both measure the same with the same options, in turns: the server on one CPU, the client on the other. perftest's
 programs run as `rdmanet soft-run` runs them. The figure of a turn is the ratio of the two; the table has the medians of
@@ -26,8 +29,10 @@ from rdmanet.cli.soft_run import environment, library_directory
 
 LEAST_RATIO = 0.9
 MOST_ABOVE_US = 0.35
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 MIB = 2**20
+EMULATED_BYTES = 64 * MIB
+"""So many are sent where the processor is emulated."""
 
 
 class Test(NamedTuple):
@@ -61,9 +66,9 @@ class Trouble(Exception):
     """A program did not measure."""
 
 
-def ours(test: Test, cpus: tuple[int, int]) -> float:
+def ours(test: Test, cpus: tuple[int, int], device: str | None) -> float:
     """In microseconds or GB/s."""
-    command = [sys.executable, "-m", "rdmanet", "perf", test.name, *test.options, "--json"]
+    command = [sys.executable, "-m", "rdmanet", "perf", test.name, *test.options, *_on(device), "--json"]
     command += ["--cpus", f"{cpus[0]},{cpus[1]}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
@@ -72,12 +77,18 @@ def ours(test: Test, cpus: tuple[int, int]) -> float:
     return float(result["latency"]["p50_us"] if test.latency else result["gb_per_s"])
 
 
-def theirs(test: Test, cpus: tuple[int, int]) -> float:
+def _on(device: str | None) -> list[str]:
+    return [] if device is None else ["-d", device]
+
+
+def theirs(test: Test, cpus: tuple[int, int], device: str | None) -> float:
     """The same of perftest's program."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    command = [f"ib_{test.name}", "-F", "-p", str(port), *test.options]
-    surroundings = environment(library_directory(Path(_core.Library.embedded().path)))
+    command = [f"ib_{test.name}", "-F", "-p", str(port), *test.options, *_on(device)]
+    surroundings = None
+    if device is None:
+        surroundings = environment(library_directory(Path(_core.Library.embedded().path)))
     server = subprocess.Popen(
         ["taskset", "-c", str(cpus[0]), *command],
         env=surroundings,
@@ -110,16 +121,18 @@ def _wait_for_listener(server: subprocess.Popen[bytes], port: int) -> None:
         time.sleep(0.02)
 
 
-def measured(tests: list[Test], turns: int, cpus: tuple[int, int]) -> Iterator[tuple[Test, float, float]]:
+def measured(
+    tests: list[Test], turns: int, cpus: tuple[int, int], device: str | None
+) -> Iterator[tuple[Test, float, float]]:
     for turn in range(turns):
         for test in tests:
             print(f"\r{turn + 1}/{turns}  {test.title}\x1b[K", end="", file=sys.stderr, flush=True)
             if turn % 2:  # neither always comes first
-                our = ours(test, cpus)
-                yield test, our, theirs(test, cpus)
+                our = ours(test, cpus, device)
+                yield test, our, theirs(test, cpus, device)
             else:
-                their = theirs(test, cpus)
-                yield test, ours(test, cpus), their
+                their = theirs(test, cpus, device)
+                yield test, ours(test, cpus, device), their
     print("\r\x1b[K", end="", file=sys.stderr)
 
 
@@ -153,6 +166,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one short turn: to see that it runs")
     parser.add_argument("--turns", type=int, metavar="N", help="default: 5, or 1 with --quick")
+    parser.add_argument("--device", metavar="NAME", help="another device than the embedded one")
     args = parser.parse_args()
     if not shutil.which("ib_write_bw"):
         print("perftest is not installed: apt-get install perftest", file=sys.stderr)
@@ -162,10 +176,12 @@ def main() -> int:
         print("two CPUs are needed: one for each process", file=sys.stderr)
         return 1
     tests = [test._replace(iterations=test.iterations // 20) for test in TESTS] if args.quick else TESTS
+    if args.device is not None:
+        tests = [test._replace(iterations=EMULATED_BYTES // test.size) for test in TESTS if not test.latency]
     seen: dict[Test, list[tuple[float, float]]] = {test: [] for test in tests}
     try:
         for test, our, their in measured(
-            tests, args.turns or (1 if args.quick else 5), (allowed[0], allowed[1])
+            tests, args.turns or (1 if args.quick else 5), (allowed[0], allowed[1]), args.device
         ):
             seen[test].append((our, their))
     except (Trouble, subprocess.TimeoutExpired) as exc:
