@@ -285,6 +285,19 @@ static void it_takes_too_long(void)
 	rdma_destroy_event_channel(events);
 }
 
+/* One of its connections has ended: the one that it asked for, or was asked for, is refused. */
+static void want_its_end(struct rdma_event_channel *events, const struct rdma_cm_id *asks)
+{
+	struct rdma_cm_event *event = next_event(events, LIMIT_MS);
+	bool is_asked = event && event->id == asks;
+
+	if (!event || event->event != (is_asked ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_DISCONNECTED))
+		fprintf(stderr, "%s: %s status %d\n", is_asked ? "the request" : "a connection",
+			event ? rdma_event_str(event->event) : "nothing", event ? event->status : 0);
+	CHECK(event && event->event == (is_asked ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_DISCONNECTED));
+	rdma_ack_cm_event(event);
+}
+
 static void a_client_is_killed(void)
 {
 	struct other other = spawn(client);
@@ -293,12 +306,8 @@ static void a_client_is_killed(void)
 	tell(&other, 'q');
 	asks = next_request();
 	kill(other.pid, SIGKILL);
-	for (int i = 0; i < 3; i++) {
-		struct rdma_cm_event *event = next_event(channel, LIMIT_MS);
-
-		CHECK(event && event->event == (event->id == asks ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_DISCONNECTED));
-		rdma_ack_cm_event(event);
-	}
+	for (int i = 0; i < 3; i++)
+		want_its_end(channel, asks);
 	CHECK(rdmanet_soft_cm_peer_is_gone(id) && rdmanet_soft_cm_peer_is_gone(again));
 	destroy(id);
 	destroy(again);
@@ -439,12 +448,8 @@ static void a_server_is_killed(void)
 	EVENTUALLY(side_of(asks) == RN_CM_ASKER); /* by the engine, if it is awake */
 	want_none(events, 50);
 	kill(other.pid, SIGKILL);
-	for (int i = 0; i < 3; i++) {
-		struct rdma_cm_event *event = next_event(events, LIMIT_MS);
-
-		CHECK(event && event->event == (event->id == asks ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_DISCONNECTED));
-		rdma_ack_cm_event(event);
-	}
+	for (int i = 0; i < 3; i++)
+		want_its_end(events, asks);
 	CHECK(rdmanet_soft_cm_peer_is_gone(two));
 	destroy(one);
 	destroy(two);
