@@ -113,7 +113,7 @@ ROOMS = [
     ],
     [{"streams"}],
     [RPC_GROUND],
-    [{"rpc.turns", "rpc.long_writes", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
+    [{"rpc.turns", "rpc.long_writes", "rpc.long_bodies", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
     [{"rpc.peers"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
     [

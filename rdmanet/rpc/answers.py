@@ -14,7 +14,15 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.calls import CalleeBook
 from rdmanet.rpc.failures import unsendable
-from rdmanet.rpc.lending import apart, goes_by_reference, in_message, lent, memory_in_message
+from rdmanet.rpc.lending import (
+    apart,
+    beside,
+    goes_by_reference,
+    in_message,
+    is_apart,
+    lent,
+    memory_in_message,
+)
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import OutReply, OutReplyBringing, OutReplyReturning, raw
@@ -30,7 +38,7 @@ _WAITING = "results that are not read"
 
 def is_long(method: Method, result: bytes) -> bool:
     """Whether bytes that a method has returned are no plain answer."""
-    return len(result) >= lending.LEND_BYTES or not method.result_is_buffer or method.result_is_array
+    return len(result) >= lending.APART_BYTES or not method.result_is_buffer or method.result_is_array
 
 
 class Answers:
@@ -98,7 +106,10 @@ class Answers:
             elif going.nbytes >= LEAST_BYTES:
                 await self._reply_long(running, going, buffers, is_held)
             else:
-                self._reply(running, in_message(link, going), buffers)
+                sent = in_message(link, going)
+                if goes_beside := is_apart(going):
+                    sent = beside(going)
+                self._reply(running, sent, buffers, is_long=goes_beside)
         else:
             self._reply(running, held.pop(), buffers)
 

@@ -214,17 +214,16 @@ class Channel:
             call = call.fitted(self._fitted)
         method, arguments = call.method, call.arguments
         if (at := method.bytes_at) is not None and at < len(arguments):
-            if type(arguments[at]) is bytes and len(arguments[at]) < lending.LEND_BYTES:
+            if type(arguments[at]) is bytes and len(arguments[at]) < lending.APART_BYTES:
                 return self._call(call, arguments)  # the quick answer for most
-        loans: Loans = []
-        if method.buffers:
-            arguments, loans = prepared(self.link, method, arguments)
+        arguments, loans, are_apart = prepared(self.link, method, arguments)
         if method.brings and not loans:
             packing = Packing(arguments, method.label)
             if packing.nbytes < LEAST_BYTES and not goes_by_reference(self.link, packing.nbytes):
                 return self._call(call, packing.raw, (), memory_in_message(self.link, packing))
-            return self._call_lending(call, arguments, loans)
-        return self._call_lending(call, arguments, loans) if loans else self._call(call, arguments)
+        elif not loans:
+            return self._call(call, arguments, apart=are_apart)
+        return self._call_lending(call, arguments, loans)
 
     async def _call_lending(self, call: CallDetails, arguments: tuple[Any, ...], loans: Loans) -> Any:
         if call.waits and self._is_full():
@@ -402,7 +401,7 @@ class Channel:
             if self.link.turns.busy or (call.waits and self._is_full()):
                 await self._turn(call)
             if method.buffers or method.brings:
-                arguments, loans = prepared(self.link, method, arguments)
+                arguments, loans, _ = prepared(self.link, method, arguments)
                 arguments, memory = await self._lend(call, arguments, loans, block)
                 if self.link.turns.busy or (call.waits and self._is_full()):  # by others that began meanwhile
                     await self._turn(call)

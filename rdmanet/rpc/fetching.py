@@ -18,10 +18,11 @@ from rdmanet.rpc.errors import Code, late
 from rdmanet.rpc.gathering import fetch, fill
 from rdmanet.rpc.lending import Loan, as_declared, fetched, here, loan_of
 from rdmanet.rpc.limits import Limits, exceeded
-from rdmanet.rpc.link import Link, read_offer
+from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Lent
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.pending import Pending
+from rdmanet.rpc.reads import read_offer
 
 
 class Fetching:

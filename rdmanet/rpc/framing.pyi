@@ -25,6 +25,12 @@ class Frames:
     def keep(self, data: Buffer) -> None:
         """Take what has come, and give it with the next `feed`."""
 
+    def room(self) -> memoryview | None:
+        """The memory for what is missing of a long body; None if it is not known that there is one."""
+
+    def came(self, nbytes: int) -> None:
+        """So many bytes were put into the `room`."""
+
     def feed(self, data: Buffer = b"") -> list[Any]:
         """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
 

@@ -3,6 +3,10 @@
 
 A frame is a length of four bytes, in network order, and a body of that many bytes (messages.py). A short body is copied
 out of what was received, so that what is kept of it does not keep the rest; a longer one is a view.
+
+A long body that is not all there has memory for all of it, whose pages the kernel provides as they are filled. A
+transport can put the rest of the body there itself (`room`, `came`). The body ends at a multiple of ALIGN: so the last
+thing in it, mostly the bytes of an array, is where an array may be.
 """
 
 import math
@@ -12,6 +16,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 
 import msgspec
 
+from rdmanet._core import unfilled
 from rdmanet.errors import ProtocolError, printable
 
 cdef enum:
@@ -19,6 +24,7 @@ cdef enum:
     C_COST_BYTES = 1024
     C_LONG_BYTES = 64 << 10
     COPIED_BYTES = 512  # a view of fewer costs more than the copy
+    ALIGN = 16
 
 HEADER_BYTES = C_HEADER_BYTES
 COST_BYTES = C_COST_BYTES
@@ -28,7 +34,7 @@ LONG_BYTES = C_LONG_BYTES
 cdef class Frames:
     """Takes what a connection receives, and gives what the bodies in it decode to.
 
-    A body that is not all there takes memory as it comes, not as it is announced.
+    A body that is not all there takes pages of memory as it comes, not as it is announced.
 
     :param decode: makes a message of a body
     :param message_bytes: the longest body that is accepted
@@ -45,8 +51,9 @@ cdef class Frames:
     cdef Py_ssize_t _most
     cdef object _rest  # from _at on, it is still to be looked at
     cdef Py_ssize_t _at
-    cdef object _body  # less than a body of _length; or None
+    cdef object _body  # memory for a body of _length, of which _have bytes have come; or None
     cdef Py_ssize_t _length
+    cdef Py_ssize_t _have
 
     def __init__(self, decode, Py_ssize_t message_bytes, first_bytes=None):
         self.budget = math.inf
@@ -57,18 +64,31 @@ cdef class Frames:
         self._rest = b""
         self._at = 0
         self._body = None
-        self._length = 0
+        self._length = self._have = 0
 
     @property
     def is_behind(self):
         """Whether it keeps what may be a message, for which the budget did not suffice."""
         kept = len(self._rest) - self._at
-        return kept >= C_HEADER_BYTES or (kept > 0 and self._body is not None)
+        if self._body is not None:
+            return kept > 0 or self._have == self._length
+        return kept >= C_HEADER_BYTES
 
     def keep(self, data):
         """Take what has come, and give it with the next `feed`."""
         self._rest = self._rest[self._at :] + data
         self._at = 0
+
+    def room(self):
+        """The memory for what is missing of a long body; None if it is not known that there is one."""
+        if self.unfinished_bytes == 0 or self._rest:
+            return None
+        return self._body[self._have :]
+
+    def came(self, Py_ssize_t nbytes):
+        """So many bytes were put into the `room`."""
+        self._have += nbytes
+        self.unfinished_bytes = self._have if C_LONG_BYTES <= self._length > self._have else 0
 
     def feed(self, data=b""):
         """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
@@ -97,16 +117,14 @@ cdef class Frames:
     cdef int _feed(self, list messages, data, const unsigned char *received, Py_ssize_t at, Py_ssize_t end) except -1:
         cdef Py_ssize_t length, start
         if self._body is not None and self.budget > 0:
-            start, at = at, min(end, at + self._length - len(self._body))
-            self._body += memoryview(data)[start:at]
-            if len(self._body) < self._length:
-                if self._length >= C_LONG_BYTES:
-                    self.unfinished_bytes = len(self._body)
+            start, at = at, min(end, at + self._length - self._have)
+            self._body[self._have : self._have + at - start] = memoryview(data)[start:at]
+            self.came(at - start)
+            if self._have < self._length:
                 return 0
-            self.unfinished_bytes = 0
-            messages.append(self._decode(memoryview(self._body)))
+            body, self._body = self._body, None
+            messages.append(self._decode(body))
             self.budget -= 1 + self._length // C_COST_BYTES
-            self._body = None
             self._most = self._message_bytes
         while end - at >= C_HEADER_BYTES and self.budget > 0:
             length = (<Py_ssize_t>received[at] << 24 | <Py_ssize_t>received[at + 1] << 16
@@ -118,9 +136,7 @@ cdef class Frames:
                     f"the peer announces a message of {length} bytes: the limit {name} is {self._most}"
                 )
             if end - at < length:
-                self._body, self._length = bytearray(memoryview(data)[at:]), length
-                if length >= C_LONG_BYTES:
-                    self.unfinished_bytes = len(self._body)
+                self._begin(memoryview(data)[at:], length)
                 return 0
             if length < COPIED_BYTES:
                 body = PyBytes_FromStringAndSize(<const char *>received + at, length)
@@ -134,4 +150,14 @@ cdef class Frames:
             self._rest, self._at = data, at
         elif at < end:
             self._rest = PyBytes_FromStringAndSize(<const char *>received + at, end - at)
+        return 0
+
+    cdef int _begin(self, received, Py_ssize_t length) except -1:
+        """The first bytes of a body of this length have come."""
+        cdef Py_ssize_t before = -length % ALIGN
+        self._body = memoryview(unfilled(before + length))[before:]
+        self._length, self._have = length, len(received)
+        self._body[: self._have] = received
+        if length >= C_LONG_BYTES:
+            self.unfinished_bytes = self._have
         return 0

@@ -12,7 +12,9 @@ connection ends. Only then the call ends, even if it is cancelled once more: its
 else reads what it writes there.
 
 A loan costs a few messages of its own: offer, revocation, confirmation. Below LEND_BYTES it is faster to send the bytes
-in the message, which is also the only way over TCP and Unix sockets.
+in the message, which is also the only way over TCP and Unix sockets. The receiver's transport puts them where they stay
+(long_bodies.py). The sender copies them into the message; or writes them beside it, from where they are, if nobody can
+change them.
 
 Nobody waits for a loan: the calls that have one may wait for this one. When LOANS_MOST are lent, further buffers go in
 their messages, and one that is too long for a message is refused.
@@ -32,21 +34,27 @@ from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.item_types import item_type, text_checks
 from rdmanet.rpc.limits import exceeded
-from rdmanet.rpc.link import LOANS_MOST, Link, read_offer
+from rdmanet.rpc.link import LOANS_MOST, Link
 from rdmanet.rpc.messages import Apart, Array, Lent
 from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.outgoing import Gathered, Outgoing
 from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.paging import LEAST_BYTES, brought_in, filled, in_turns
+from rdmanet.rpc.reads import read_offer
 from rdmanet.rpc.stats import Counter
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
 from rdmanet.stream.registered import RegisteredMemory
 
-LEND_BYTES: Final = 1 << 20
-"""Measured on the embedded device: a loan costs 0.3 ms more than a message. At 1 MiB both take the same time, at 4 MiB
-the loan takes two thirds."""
+LEND_BYTES: Final = 3 << 19
+"""Measured on the embedded device: a loan costs 0.2 to 0.3 ms more than a message. At 2 MiB both take the same time, at
+4 MiB the loan takes two thirds; for `bytes` that is at 4 MiB."""
+LEND_LEAST: Final = 1 << 20
+"""What is longer than the peer takes in a message is lent from this length on."""
+APART_BYTES: Final = 512 << 10
+"""So much memory that nobody changes is written beside its message, and not copied into that. For less, the copy takes
+less time."""
 RETURN_S: Final = 0.25
 """How long a peer has to let go of memory when the call is over. One that runs takes much less than that."""
 _KEEP_BYTES: Final = 64 << 10
@@ -60,28 +68,33 @@ Loans = list[tuple[int, Outgoing | Gathered]]
 """What is to be lent, with the places among the arguments; -1 of the memory of arrays in them."""
 
 
-def prepared(link: Link, method: Method, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Loans]:
-    """The arguments as they are sent, and those that are to be lent, with their places."""
+def prepared(link: Link, method: Method, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Loans, bool]:
+    """The arguments as they are sent, those that are to be lent, with their places, and whether some are `Apart`."""
     loans: Loans = []
+    are_apart = False
     for index in method.buffers:
         if index >= len(arguments):
             break  # left out, which only calls without the class do (dynamic_client.py)
         parameter = method.parameters[index]
         value = arguments[index]
-        if type(value) is bytes and len(value) < LEND_BYTES and not parameter.is_array:
+        if type(value) is bytes and len(value) < APART_BYTES and not parameter.is_array:
             continue  # the quick answer for most
         going = Outgoing(parameter.type, value, f"{method.label}: parameter {parameter.name}")
         by_reference = index not in method.inline and goes_by_reference(link, going.nbytes)
         if by_reference or going.nbytes >= LEAST_BYTES:
             loans.append((index, going))
         else:
-            arguments = (*arguments[:index], in_message(link, going), *arguments[index + 1 :])
-    return arguments, loans
+            sent = in_message(link, going)
+            if is_apart(going) and not method.brings:
+                sent, are_apart = beside(going), True
+            arguments = (*arguments[:index], sent, *arguments[index + 1 :])
+    return arguments, loans, are_apart
 
 
 def goes_by_reference(link: Link, nbytes: int) -> bool:
     """Whether the peer is to read so much by RDMA. It can be lent, if that is done before anything is awaited."""
-    return nbytes >= LEND_BYTES and link.lends and link.loans_left > 0
+    is_long = nbytes >= LEND_BYTES or (nbytes > link.longest and nbytes >= LEND_LEAST)
+    return is_long and link.lends and link.loans_left > 0
 
 
 async def apart(link: Link, going: Outgoing | Gathered) -> Any:
@@ -110,6 +123,17 @@ def in_message(link: Link, going: Outgoing) -> Any:
     return going.item(going.memory)
 
 
+def is_apart(going: Outgoing) -> bool:
+    """Whether memory that goes in a message is to be `beside` it."""
+    return going.is_constant and going.nbytes >= APART_BYTES
+
+
+def beside(going: Outgoing) -> Any:
+    """The same as `in_message` for memory that nobody changes any more, and that is written beside the message."""
+    assert going.memory is not None
+    return going.item(Apart(going.memory))
+
+
 def memory_in_message(link: Link, packing: Packing) -> memoryview | None:
     """The memory of arrays, if it does not go by reference; None if there is none.
 
@@ -120,7 +144,7 @@ def memory_in_message(link: Link, packing: Packing) -> memoryview | None:
 
 
 def _check_length(link: Link, nbytes: int) -> None:
-    if nbytes > link.longest and nbytes >= LEND_BYTES and link.lends and link.loans_left <= 0:
+    if nbytes > link.longest and nbytes >= LEND_LEAST and link.lends and link.loans_left <= 0:
         text = f"{LOANS_MOST} buffers are lent on this connection, and one of {nbytes} bytes cannot go in a message"
         raise exceeded("message_bytes", link.longest, text)
 

@@ -10,8 +10,9 @@ the only call of a connection, and the answer to the only one, are sent alone: i
 too, nobody waits for the end of this one.
 
 A message that is longer than COLLECT_BYTES by itself is written beside its header, and not joined with it, which would
-copy it. One with long memory in it is written in pieces (long_writes.py), and until its end the link is as if the
-transport had paused it.
+copy it; so is long memory in one. What is longer than LEAST_BYTES is written in pieces (long_writes.py), and until its
+end the link is as if the transport had paused it. The rest of a long message that comes goes straight to where it stays
+(long_bodies.py).
 
 When the transport pauses writing, senders wait for their `turns`. A server also stops reading: what it would read are
 calls, whose answers it cannot send, and gives no more messages to its handlers. A client does not stop for that, so one
@@ -29,22 +30,23 @@ come before it or after it: `offered()` waits for it.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
-from rdmanet.errors import ProtocolError, RegionRevokedError
+from rdmanet.errors import ProtocolError
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.rpc.framing import HEADER_BYTES
+from rdmanet.rpc.framing import HEADER_BYTES, LONG_BYTES
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
+from rdmanet.rpc.long_bodies import LongBody
 from rdmanet.rpc.long_writes import LongWrites
 from rdmanet.rpc.messages import HELLO_BYTES, Framer, Ping, Pong, encode, parts_of
+from rdmanet.rpc.paging import LEAST_BYTES
 from rdmanet.rpc.reads import Reads
 from rdmanet.rpc.turns import Rounds, Turns
 from rdmanet.stream.peer_memory import OfferedMemory
@@ -154,12 +156,7 @@ class Link(asyncio.Protocol):
         head = length.to_bytes(HEADER_BYTES, "big")
         if length > COLLECT_BYTES:
             self._flush()
-            if self.lends and self._before is None:
-                self.transport.writelines((head, body))
-            else:  # asyncio's writelines() in Python 3.12.1 and 3.13.0 pauses nobody, and may watch a closed socket
-                to = self._before or self.transport
-                to.write(head)
-                to.write(body)
+            self._write((head, body))
         elif self._in_turn:
             self._collected += (head, body)
             self._collected_bytes += length
@@ -187,18 +184,30 @@ class Link(asyncio.Protocol):
     def send_apart(self, message: msgspec.Struct) -> int:
         """The same as `send` for a message that may have long memory `Apart`, which is not copied."""
         parts = parts_of(message)
-        if len(parts) == 1:  # it has none
-            return self.send(message, parts[0])
         length = sum(map(len, parts))
         if length > self.longest:
             raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
-        if not self.is_over:
-            self._flush()
+        if self.is_over:
+            return length
+        parts[0] = length.to_bytes(HEADER_BYTES, "big") + parts[0]
+        self._flush()
+        if length < LEAST_BYTES:
+            self._write(parts)
+        else:
             if not self.paused:
                 self._pause()
             self._before = self._long
-            self._long.begin(self.transport, [length.to_bytes(HEADER_BYTES, "big"), *parts])
+            self._long.begin(self.transport, parts)
         return length
+
+    def _write(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Write these as they are."""
+        if self.lends and self._before is None:
+            self.transport.writelines(parts)
+        else:  # asyncio's writelines() in Python 3.12.1 and 3.13.0 pauses nobody, and may watch a closed socket
+            to = self._before or self.transport
+            for part in parts:
+                to.write(part)
 
     def _long_has_ended(self) -> None:
         """Nothing is left of long messages, and what was behind them."""
@@ -297,6 +306,24 @@ class Link(asyncio.Protocol):
             self._read_or_not()
         else:
             self._handle(data)
+            if self._framer.unfinished_bytes and not self.is_over:
+                room = self._framer.room()
+                if room is not None and len(room) >= LONG_BYTES:
+                    self.transport.set_protocol(LongBody(self, self._framer.room))
+
+    def body_came(self, nbytes: int) -> None:
+        """So many bytes of a long body have come, straight into the framer's room for it."""
+        if self.is_over:
+            return
+        self.heard_at = self.loop.time()
+        framer = self._framer
+        framer.came(nbytes)
+        if framer.is_behind:
+            self.transport.set_protocol(self)
+        if self._has_had_turn or (self.paused and self._is_server):
+            self._read_or_not()
+        elif framer.is_behind or self._on_unfinished is not None:
+            self._handle()
 
     def _handle(self, data: bytes = b"") -> None:
         """Give the messages that have come to their handlers, as many as may be handled in this turn."""
@@ -469,20 +496,3 @@ def _watch_host(transport: asyncio.BaseTransport) -> None:
         for option, value in HOST_KEEPALIVE.items():
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-async def read_offer(link: Link, remote: OfferedMemory, memory: Any, offset: int) -> None:
-    """Fill memory from an offer of the peer's.
-
-    :raises Error: FAILED_PRECONDITION if it was revoked, UNAVAILABLE if the connection is lost
-    """
-    try:
-        await link.reads.read(remote, memory, offset)
-    except RegionRevokedError as exc:
-        if link.is_over or link.transport.is_closing():  # which takes all offers back
-            raise link.lost_error() from exc
-        raise over() from exc
-    except OSError as exc:
-        if exc.errno == errno.ENOMEM:
-            raise
-        raise Error(Code.UNAVAILABLE, f"the peer's memory could not be read: {exc}") from exc

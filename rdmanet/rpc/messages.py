@@ -307,6 +307,8 @@ def parts_of(message: msgspec.Struct) -> list[bytes | bytearray | memoryview]:
                 _add(parts, argument)
         else:
             _add(parts, value)
+    if not parts[-1]:
+        parts.pop()
     return parts
 
 

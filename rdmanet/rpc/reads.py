@@ -15,9 +15,13 @@ One timer a connection, while it reads, and until the look after that.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 from typing import Any, Final, Protocol
 
+from rdmanet.errors import RegionRevokedError
+from rdmanet.rpc.buffer import over
+from rdmanet.rpc.errors import Code, Error
 from rdmanet.stream.peer_memory import OfferedMemory
 
 LATE_PART: Final = 0.1
@@ -103,3 +107,29 @@ class Reads:
         self._read, self._before, self._progress, self._is_late = used, set(used), progress, stalled
         if used:
             self._look_in(self._seconds * LATE_PART if stalled else self._seconds)
+
+
+class Reader(Owner, Protocol):
+    """The link, of which somebody reads."""
+
+    reads: Reads
+    transport: asyncio.Transport
+
+    def lost_error(self) -> Error: ...
+
+
+async def read_offer(link: Reader, remote: OfferedMemory, memory: Any, offset: int) -> None:
+    """Fill memory from an offer of the peer's.
+
+    :raises Error: FAILED_PRECONDITION if it was revoked, UNAVAILABLE if the connection is lost
+    """
+    try:
+        await link.reads.read(remote, memory, offset)
+    except RegionRevokedError as exc:
+        if link.is_over or link.transport.is_closing():  # which takes all offers back
+            raise link.lost_error() from exc
+        raise over() from exc
+    except OSError as exc:
+        if exc.errno == errno.ENOMEM:
+            raise
+        raise Error(Code.UNAVAILABLE, f"the peer's memory could not be read: {exc}") from exc

@@ -15,9 +15,10 @@ from rdmanet.rpc.buffer import Buffer, over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.gathering import fetch, fill
 from rdmanet.rpc.lending import Loan, fetched, here, loan_of
-from rdmanet.rpc.link import Link, read_offer
+from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.packing import Packed
+from rdmanet.rpc.reads import read_offer
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Share
 from rdmanet.stream.peer_memory import OfferedMemory

@@ -14,12 +14,13 @@ from strangers import HELLO, LIMITS, Store, Stranger, call, stranger
 from rdmanet import rpc
 from rdmanet.rpc import Code, parting
 from rdmanet.rpc.keepalive import Keepalive
+from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.messages import Call, Failure, Goaway, Hello, Ping, Pong, Reply, raw
 from tests.support.waiting import begin, loop_turns, until_seen
 
 by_tcp = pytest.mark.parametrize("transport", ["tcp"])
 
-LARGE = 1 << 20  # goes by reference
+LARGE = LEND_BYTES  # goes by reference
 
 
 class Work(rpc.Service):

@@ -14,6 +14,7 @@ from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.interceptors import Proceed, Stepped, hand
+from rdmanet.rpc.lending import LEND_BYTES
 from tests.support.waiting import begin, loop_turns
 
 tenant: ContextVar[str] = ContextVar("tenant")
@@ -322,7 +323,7 @@ async def test_leaving_a_stream_early_waits_for_what_all_interceptors_await(net:
     client = await net.connect(Sums, server, interceptors=[log, log])
     link = channel(client).inner.link  # type: ignore[attr-defined]
     free = link.loans_left
-    async with contextlib.aclosing(client.sums(numpy.ones(1 << 20, "u1"))) as numbers:  # type: ignore[type-var]
+    async with contextlib.aclosing(client.sums(numpy.ones(LEND_BYTES, "u1"))) as numbers:  # type: ignore[type-var]
         assert await anext(numbers) == 1
     assert ended == ["sums"] * 2 and link.loans_left == free
 

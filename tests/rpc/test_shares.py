@@ -332,7 +332,9 @@ async def test_results_on_loan_count(net: Net, bounded: bool, monkeypatch: pytes
         assert len(await client.fresh()) == LEND_BYTES  # and they are not released
     if bounded:
         assert callee(server).share.lent_bytes == 3 * LEND_BYTES
-        with pytest.raises(rpc.Error, match="results on loan of 4194304 bytes: the limit lent_bytes is"):
+        with pytest.raises(
+            rpc.Error, match=f"results on loan of {4 * LEND_BYTES} bytes: the limit lent_bytes is"
+        ):
             await client.fresh()
     else:
         assert len(await client.fresh()) == LEND_BYTES
