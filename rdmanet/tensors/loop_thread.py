@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import copy
 import os
 import threading
 import weakref
@@ -74,11 +75,11 @@ class Transfer(Generic[T]):
                     raise TimeoutError(f"not done within {timeout} s; it goes on: wait again, or cancel() it")
         if self._error is None:
             return cast(T, self._result)
+        error = _copy(self._error).with_traceback(self._traceback)
         try:
-            # With that traceback, else each call would add its own to the last one's.
-            raise self._error.with_traceback(self._traceback)
+            raise error
         finally:
-            del self  # the error's traceback has this frame
+            del self, error  # the error's traceback has this frame
 
     def _has_ended(self) -> bool:
         return self._is_done
@@ -171,6 +172,21 @@ class Transfer(Generic[T]):
             if self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
             self._changed.notify_all()
+
+
+def _copy(error: BaseException) -> BaseException:
+    """The same error for one who waits.
+
+    Raised there, it gets the frames of who waits, which mostly have the transfer. If the transfer had it as well, it and
+    the arrays in those frames would be there until the garbage collector comes by.
+    """
+    try:
+        copied = copy.copy(error)
+    except Exception:  # of a class that cannot be copied
+        return error
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied
 
 
 class LoopThread(Generic[T]):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -165,6 +166,29 @@ def test_a_transfer_that_is_dropped_goes_on(owner: blocking.Endpoint, peer: bloc
         while peer.statistics()["bytes_read"] < 2 * MIB:
             assert time.monotonic() < deadline, peer.statistics()
     assert mine == theirs
+
+
+def test_a_failed_transfer_leaves_no_cycle(owner: blocking.Endpoint, peer: blocking.Peer):
+    """The memory is the program's again when its function returns, and not when the collector comes by."""
+
+    class Watched(bytearray):
+        pass
+
+    def fail() -> weakref.ref[Watched]:
+        mine = Watched(4)
+        reading = peer.read(described, into=mine)
+        with contextlib.suppress(rdmanet.RegionRevokedError):
+            reading.wait(LONG_S)
+        return weakref.ref(mine)
+
+    with owner.register(bytes(4)) as memory:
+        described = memory.describe()
+    gc.collect()
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_is_raised_again_as_it_was(peer: blocking.Peer):
