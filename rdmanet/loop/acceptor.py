@@ -7,9 +7,8 @@ because no descriptor or memory is left, or for another lasting reason, the loop
 looks away for `REST_S`, as asyncio does from its TCP listeners. Those who wait are served then, or have given up.
 
 Anybody may connect to these listeners, as often as they like. So a turn of the loop accepts `AT_ONCE` at most, and if
-more may wait, the loop looks away for `PAUSE_S`. A flood takes a part of the loop's time then, and not a part of each
-turn; and a loop that sleeps now and then gets a processor soon when there is something to do. An honest crowd waits no
-longer than it takes to serve it.
+`MANY` have come, the loop looks away for `PAUSE_S`. A flood takes a part of the loop's time then, and not a part of each
+turn; and a loop that sleeps now and then gets a processor soon when there is something to do.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from collections.abc import Callable
 
 REST_S = 1.0
 """For how long nobody is accepted after accept() has failed."""
-AT_ONCE = 16
+AT_ONCE = 64
 """How many are accepted in one turn of the loop."""
+MANY = 16
 PAUSE_S = 0.001
-"""For how long nobody is accepted after `AT_ONCE`."""
+"""For how long nobody is accepted after `MANY`."""
 
 
 class Acceptor:
@@ -60,11 +60,16 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._arrived)
 
     def _arrived(self) -> None:
-        for _ in range(AT_ONCE):
+        for count in range(AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return  # nobody is left, or the first in the queue has gone
+            except (
+                BlockingIOError,
+                ConnectionAbortedError,
+            ):  # nobody is left, or the first in the queue has gone
+                if count >= MANY:
+                    self._look_away(PAUSE_S)
+                return
             except OSError:
                 self._look_away(REST_S)
                 return

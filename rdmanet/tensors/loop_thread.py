@@ -177,8 +177,8 @@ class Transfer(Generic[T]):
 def _copy(error: BaseException) -> BaseException:
     """The same error for one who waits.
 
-    Raised there, it gets the frames of who waits, which mostly have the transfer. If the transfer had it as well, it and
-    the arrays in those frames would be there until the garbage collector comes by.
+    Raised there, it gets the frames of who waits, which mostly have the transfer. If the transfer had it as well, it
+    and the arrays in those frames would be there until the garbage collector comes by.
     """
     try:
         copied = copy.copy(error)

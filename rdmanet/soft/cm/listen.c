@@ -295,12 +295,12 @@ static bool accept_one(struct rn_cm_id *listener)
 void rn_cm_listen_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct rn_cm_id *listener = RN_OWNER(source, struct rn_cm_id, accepting);
+	int count = 0;
 
 	(void)epoll_events;
-	for (int i = 0; i < RN_ACCEPTS_PER_ROUND; i++)
-		if (!accept_one(listener))
-			return;
-	if (!rn_guarded(RN_GUARD_ACCEPT_PAUSE))
+	while (count < RN_ACCEPTS_PER_ROUND && accept_one(listener))
+		count++;
+	if (count < RN_ACCEPTS_ARE_MANY || !rn_guarded(RN_GUARD_ACCEPT_PAUSE))
 		return;
 	rn_source_modify(source, 0);
 	rn_timer_set(&listener->accept_retry, RN_ACCEPT_PAUSE_MS * 1000000u);

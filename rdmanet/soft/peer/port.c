@@ -66,12 +66,12 @@ static bool accept_one(struct listener *listener)
 static void listener_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct listener *listener = RN_OWNER(source, struct listener, source);
+	int count = 0;
 
 	(void)epoll_events;
-	for (int i = 0; i < RN_ACCEPTS_PER_ROUND; i++)
-		if (!accept_one(listener))
-			return;
-	if (rn_guarded(RN_GUARD_ACCEPT_PAUSE))
+	while (count < RN_ACCEPTS_PER_ROUND && accept_one(listener))
+		count++;
+	if (count >= RN_ACCEPTS_ARE_MANY && rn_guarded(RN_GUARD_ACCEPT_PAUSE))
 		look_away(listener, RN_ACCEPT_PAUSE_MS);
 }
 
