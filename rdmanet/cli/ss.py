@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             if args.watch and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
-            print(_as_text(picture, processes))
+            print(_as_text(picture, processes) if processes else _nobody(args.pid))
         sys.stdout.flush()
         left = None if left is None else left - 1
         if left is None or left > 0:
@@ -172,10 +172,21 @@ def run(args: argparse.Namespace) -> int:
 # -- what is printed ---------------------------------------------------------------------------------------
 
 
-def _as_text(picture: Picture, processes: list[Process]) -> str:
-    if not processes:
+def _nobody(pid: int | None) -> str:
+    """That there is nothing to see, of one process or of all."""
+    if pid is not None and not os.path.exists(f"/proc/{pid}"):
+        return f"there is no process {pid}"
+    if pid is None:
         who = "no process" if os.geteuid() == 0 else "no process of this user"
         return f"{who} in this network namespace uses rdmanet"
+    whose = "" if os.geteuid() == 0 else ", or is another user's"
+    return (
+        f"process {pid} ({_program(pid)}) does not use rdmanet: its loop is not switched, or has had no connection and"
+        f" no server yet; or it is in another network namespace{whose}"
+    )
+
+
+def _as_text(picture: Picture, processes: list[Process]) -> str:
     return "\n\n".join("\n".join(_lines_of(picture, process)) for process in processes)
 
 

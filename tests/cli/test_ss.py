@@ -13,6 +13,7 @@ import pytest
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.cli import ss as ss_command
 from rdmanet.cli.asking import Answer
+from rdmanet.cli.command_line import main
 from rdmanet.cli.ss import _merged as merged
 from rdmanet.cli.ss import _why_silent as why_silent
 from tests.support.processes import Process
@@ -244,8 +245,17 @@ def test_all_are_asked_though_there_are_descriptors_for_few(watched):
     assert json.loads(done.stdout) == [[watched.pid, ""]] * 2
 
 
-def test_nobody_is_there():
-    assert ss("--pid", 2**31 - 1).endswith("in this network namespace uses rdmanet\n")
+def test_nobody_is_there(monkeypatch, capsys):
+    """Who asks for one process is not told of all: others may well use it."""
+    monkeypatch.setattr(ss_command, "ask_all", lambda pid: [])
+
+    def said(*arguments):
+        assert main(["ss", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "in this network namespace uses rdmanet\n" in said()
+    assert said("--pid", str(2**31 - 1)) == f"there is no process {2**31 - 1}\n"
+    assert said("--pid", str(os.getpid())).startswith(f"process {os.getpid()} (")
 
 
 def test_wrong_arguments():
