@@ -7,8 +7,8 @@ because no descriptor or memory is left, or for another lasting reason, the loop
 looks away for `REST_S`, as asyncio does from its TCP listeners. Those who wait are served then, or have given up.
 
 Anybody may connect to these listeners, as often as they like. So a turn of the loop accepts `AT_ONCE` at most, and if
-`MANY` have come, the loop looks away for `PAUSE_S`. A flood takes a part of the loop's time then, and not a part of each
-turn; and a loop that sleeps now and then gets a processor soon when there is something to do.
+`MANY` have come, the loop looks away for `PAUSE_S`. A flood takes a part of the loop's time then, and not a part of
+each turn; and a loop that sleeps now and then gets a processor soon when there is something to do.
 """
 
 from __future__ import annotations
