@@ -140,6 +140,10 @@ cdef class Blocks:
         return 0
 
     cdef int append(self, uint64_t here, uint64_t there, uint64_t length, uint32_t lkey, uint32_t rkey) except -1:
+        return self.append_pieces(here, there, length, lkey, rkey, self.piece)
+
+    cdef int append_pieces(self, uint64_t here, uint64_t there, uint64_t length, uint32_t lkey, uint32_t rkey,
+                           uint64_t piece) except -1:
         cdef block *last
         cdef uint64_t part
         self.total += length
@@ -152,7 +156,7 @@ cdef class Blocks:
                 last.length += <uint32_t>length
                 return 0
         while length:
-            part = min(length, self.piece)
+            part = min(length, piece)
             self.reserve(1)
             last = &self.blocks[self.count]
             last.here, last.there, last.length, last.lkey, last.rkey = here, there, <uint32_t>part, lkey, rkey

@@ -8,12 +8,15 @@
 # It knows no errors. Where anything is otherwise it says so, and has done nothing; then the general way
 # (tensors/peer.py) is gone, which looks at everything again and says what is wrong.
 #
+# A few MiB are moved in several turns of the loop, as lists are, and what is longer by the device's thread.
+#
 # Only the embedded device has it for single requests. An adapter completes nothing while it is posted.
 
 cdef enum:
     READ_RIGHT = verbs.IBV_ACCESS_REMOTE_READ
     WRITE_RIGHT = verbs.IBV_ACCESS_REMOTE_WRITE
     KNOWN_MOST = 256                # descriptors
+    FEW_AT_ONCE = 8                 # so many chains are moved in turns of the loop: to wake another thread takes longer
 
 
 @cython.final
@@ -71,7 +74,7 @@ cdef class FastPath:
             return None
         blocks.go_on_at_once(self.connection)
         blocks.is_to_await = not blocks.done or self.connection.engine.turn_is_over()
-        return blocks if blocks.done or blocks.in_flight else None
+        return blocks if blocks.done or blocks.posted else None
 
     def fill(self, Blocks blocks not None, list pairs not None):
         """Add pairs of a descriptor and an array to a list; returns which grants, and which memory of ours, it uses.
@@ -109,6 +112,7 @@ cdef class FastPath:
         cdef bint reads = blocks.opcode == verbs.IBV_WR_RDMA_READ
         cdef uint64_t offset, nbytes, here
         cdef Py_buffer c
+        cdef bint few
         if type(descriptor) is bytes:
             descriptor = self.known.get(descriptor)
             if descriptor is None:
@@ -132,7 +136,9 @@ cdef class FastPath:
         PyBuffer_Release(&c)    # whoever calls has the array, and its registered memory holds an export
         if not self.has_theirs(grant, reads, offset, nbytes) or not self.has_ours(here, nbytes, reads):
             return False
-        blocks.append(here, self.address + offset, nbytes, self.lkey, self.rkey)
+        few = self.executes and nbytes <= FEW_AT_ONCE * self.at_once
+        blocks.append_pieces(here, self.address + offset, nbytes, self.lkey, self.rkey,
+                             self.at_once if few else self.piece)
         return True
 
     cdef bint has_theirs(self, grant, bint reads, uint64_t offset, uint64_t nbytes) except -1:

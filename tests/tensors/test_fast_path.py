@@ -10,6 +10,7 @@ import pytest
 import rdmanet
 from rdmanet import tensors
 from rdmanet._core import Blocks
+from rdmanet.stream.blocks import Lists
 from rdmanet.tensors import link
 from rdmanet.tensors.link import Dialled
 from rdmanet.tensors.peer import Peer
@@ -58,6 +59,37 @@ async def test_nothing_is_suspended(owner: tensors.Endpoint, user: tensors.Endpo
     assert (
         counted["bytes_read"] == 64 * counted["reads"] and counted["bytes_written"] == 64 * counted["writes"]
     )
+
+
+@executes_at_once
+@pytest.mark.parametrize("way", ["read", "write"])
+async def test_a_few_mib_wake_no_other_thread(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: Peer, way: str, monkeypatch: pytest.MonkeyPatch
+):
+    """They are moved in turns of the loop, as lists of short blocks are."""
+    left, begin = [], Lists.begin
+
+    def begin_and_note(lists: Lists, blocks: Blocks) -> None:
+        left.append(blocks)
+        begin(lists, blocks)
+
+    theirs, mine = (numpy.random.default_rng(seed).integers(0, 255, 5 << 20, "u1") for seed in (1, 2))
+    async with owner.register(theirs) as memory, user.register(mine):
+        described = memory.describe(mode="rw")
+        await known(peer, described, mine)
+        assert (mine == theirs).all()
+        monkeypatch.setattr(Lists, "begin", begin_and_note)
+        for turn in range(100):  # a busy machine may leave a part to the device's thread
+            left.clear()
+            mine[:] = turn
+            await (peer.read(described, into=mine) if way == "read" else peer.write(mine, described))
+            assert (mine == theirs).all()
+            if not left:
+                break
+    assert not left
+    counted = peer.statistics()
+    assert counted["bytes_read"] == mine.nbytes * counted["reads"]
+    assert counted["bytes_written"] == mine.nbytes * counted["writes"]
 
 
 @pytest.mark.parametrize("way", ["read", "write", "read_rows"])
