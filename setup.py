@@ -49,7 +49,17 @@ generated_cflags = [
     "-Wno-sign-compare",
 ]
 abi_headers = [*glob("rdmanet/abi/*.h"), "rdmanet/abi/bus_error.c"]  # the device includes that one
-cython_parts = [*glob("rdmanet/_pyx/*"), *glob("rdmanet/*.pxd"), *glob("rdmanet/wire/*.pxd")]
+cython_faces = [*glob("rdmanet/*.pxd"), *glob("rdmanet/wire/*.pxd"), *glob("rdmanet/stream/*.pxd")]
+cython_parts = [
+    *glob("rdmanet/_pyx/*"),
+    "rdmanet/_verbs.pxd",
+    "rdmanet/credit.pxd",
+    *glob("rdmanet/wire/*.pxd"),
+]
+# Python modules that are compiled, too: each has a .pxd with its C types.
+compiled_python = sorted(
+    os.path.splitext(face)[0].replace("/", ".") for face in cython_faces if not face.endswith("/_verbs.pxd")
+)
 
 
 class BuildExtensions(build_ext):
@@ -76,26 +86,15 @@ class BuildExtensions(build_ext):
 
 
 modules = [
-    Extension(
-        "rdmanet.credit",
-        ["rdmanet/credit.py"],
-        depends=["rdmanet/credit.pxd"],
-        extra_compile_args=generated_cflags,
-        extra_link_args=ldflags,
-    ),
-    Extension(
-        "rdmanet.wire.placement",
-        ["rdmanet/wire/placement.py"],
-        depends=["rdmanet/wire/placement.pxd"],
-        extra_compile_args=generated_cflags,
-        extra_link_args=ldflags,
-    ),
-    Extension(
-        "rdmanet.wire.slots",
-        ["rdmanet/wire/slots.py"],
-        depends=["rdmanet/wire/slots.pxd"],
-        extra_compile_args=generated_cflags,
-        extra_link_args=ldflags,
+    *(
+        Extension(
+            name,
+            [name.replace(".", "/") + ".py"],
+            depends=cython_faces,
+            extra_compile_args=generated_cflags,
+            extra_link_args=ldflags,
+        )
+        for name in compiled_python
     ),
     Extension(
         "rdmanet.rpc.framing",

@@ -341,16 +341,17 @@ async def use(library: str, fabric: str) -> None:
 
 def counted() -> list[None]:
     """An entry for each connection by RDMA that is made from now on."""
-    from rdmanet.stream.lifecycle import Lifecycle
+    from rdmanet import transport
 
     made: list[None] = []
-    connect: Any = Lifecycle.connect
+    connect: Any = transport.connect
 
-    async def count(self: Any, *args: Any) -> None:
-        await connect(self, *args)
+    async def count(*args: Any) -> Any:
+        connected = await connect(*args)
         made.append(None)
+        return connected
 
-    Lifecycle.connect = count  # type: ignore[method-assign]
+    transport.connect = count  # type: ignore[assignment]
     return made
 
 

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The states of a connection, without I/O, clock or loop. What goes over the wire is in credit.py.
 
 The application's asyncio protocol is called by stream/callbacks.py and, for received bytes, by _pyx/sink.pxi.
@@ -207,8 +208,6 @@ class Machine:
     which may call the application, which may close or abort: the actions of that come first. LOSE and RELEASE never
     come twice.
     """
-
-    __slots__ = ("error", "state", "told", "writing")
 
     def __init__(self) -> None:
         self.state = _OPENING

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The beginning of an established connection: when its protocol is made, and who speaks first.
 
 Theory

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The deadlines of a connection: for how long it waits for its peer.
 
 Theory
@@ -39,17 +40,6 @@ class Deadlines:
     :ivar answer: of a cancelled read, whose peer has yet to let go of memory
     :ivar first_word: of the wait for the client's first frame
     """
-
-    __slots__ = (
-        "_close_timeout",
-        "_connection",
-        "_machine",
-        "_owner",
-        "_waits",
-        "answer",
-        "close",
-        "first_word",
-    )
 
     def __init__(
         self,

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """From an address, or from a request, to an established connection.
 
 Theory
@@ -28,7 +29,6 @@ from rdmanet import credit
 from rdmanet._core import (
     CMID,
     CQ,
-    QP,
     STREAM_SHARED_OWN,
     CMEvent,
     CMEventType,
@@ -182,7 +182,7 @@ class Endpoint:
     def _request(self, cm_id: CMID, local: SockAddr | None) -> None:
         hello = credit.pack_hello(self.hello())
         try:
-            cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0)
+            _ask(cm_id, hello)
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or (local is not None and local[1]):
                 raise
@@ -267,26 +267,14 @@ class Endpoint:
         assert device is not None
         config, connection = self._config, self._connection
         engine = self._loop_context.engine_for(device, config.busy_poll)
-        shared_slots = config.shared_slots if config.shared_receive and self._shares(engine) else None
+        shared_slots = config.shared_slots if config.shared_receive and _shares(engine) else None
         first_bytes = config.first_slot_bytes if may_grow else None
         connection.attach(engine, context, config.slot_bytes, config.data_slots, shared_slots, first_bytes)
         if connection.shared is not None:
             cq = connection.shared.cq
         else:
             cq = self._cq = engine.reserve(sum(stream_queue_depths(config.data_slots)))
-        connection.start(self._create_queue_pair(cm_id, cq))
-
-    def _shares(self, engine: StreamEngine) -> bool:
-        """Whether the device has shared receive queues, which are asked for."""
-        if not engine.can_share:
-            logger.warning(
-                "device %s has no shared receive queues: each connection has a ring of its own",
-                engine.pd.context.name,
-            )
-        return engine.can_share
-
-    def _create_queue_pair(self, cm_id: CMID, cq: CQ) -> QP:
-        return self._connection.create_qp(cm_id, cq)
+        connection.start(connection.create_qp(cm_id, cq))
 
     # -- what the connection manager says ------------------------------------------------------------------
 
@@ -365,6 +353,20 @@ class Endpoint:
     def disown(self) -> None:
         """Forget the owner, which refers to us."""
         self._owner = None
+
+
+def _shares(engine: StreamEngine) -> bool:
+    """Whether the device has shared receive queues, which are asked for."""
+    if not engine.can_share:
+        logger.warning(
+            "device %s has no shared receive queues: each connection has a ring of its own",
+            engine.pd.context.name,
+        )
+    return engine.can_share
+
+
+def _ask(cm_id: CMID, hello: bytes) -> None:
+    cm_id.connect(private_data=hello, retry_count=7, rnr_retry_count=0)
 
 
 def _connect_error(event: CMEvent) -> OSError:

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The life of one connection, from the attempt to connect until nothing of it is left.
 
 Theory
@@ -50,7 +51,7 @@ from rdmanet.stream.explaining import info_of
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
-from rdmanet.stream.parts import keep_received, steps_of_end
+from rdmanet.stream.parts import Life, keep_received, steps_of_end
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.regions import Regions
 from rdmanet.stream.reports import Reports
@@ -76,7 +77,7 @@ _NAMES_PEER = frozenset(
 """The events after which an error is the connection's, and not the program's own."""
 
 
-class Lifecycle:
+class Lifecycle(Life):
     """The life of one connection. `Life` (parts.py) says what each part is."""
 
     def __init__(
@@ -224,7 +225,7 @@ class Lifecycle:
     def fail(self, exc: BaseException) -> None:
         """The same; connection_lost() gets this error."""
         if not self._is_ending:
-            self.handle(Event.CALLBACK_RAISED, exc)
+            self.handle_error(Event.CALLBACK_RAISED, exc, "")
 
     @property
     def _is_ending(self) -> bool:
@@ -252,8 +253,12 @@ class Lifecycle:
 
     # -- events for the machine, actions from it -----------------------------------------------------------
 
-    def handle(self, event: Event, error: BaseException | None = None, reason: str = "") -> None:
-        """Carry out what the machine answers, in Action's order. The reason is what an Abort tells the peer."""
+    def handle(self, event: Event) -> None:
+        """Carry out what the machine answers, in Action's order."""
+        self.handle_error(event, None, "")
+
+    def handle_error(self, event: Event, error: BaseException | None, reason: str) -> None:
+        """The same for an event with a cause. The reason is what an Abort tells the peer."""
         if self.loop_context.pid != process_id():
             return  # after a fork: the connection is the parent's, and goes on there
         machine = self.machine

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The parts of one connection, what they may ask of its life, and the order in which they are taken apart.
 
 ``Lifecycle`` (lifecycle.py) has the parts, which do not know each other. What concerns several of them, and decides
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from rdmanet.protocol import Event, Machine
 from rdmanet.stream.callbacks import Callbacks
@@ -24,7 +24,7 @@ from rdmanet.stream.teardown import Teardown
 from rdmanet.stream.writing import WritingHalf
 
 
-class Life(Protocol):
+class Life:
     """The life of one connection, as its parts see it.
 
     :ivar machine: its states, and the error that it ends with
@@ -58,24 +58,35 @@ class Life(Protocol):
     @property
     def regions(self) -> Regions:
         """The memory on offer. Most connections never have any, so it is made when it is first used."""
+        raise NotImplementedError
 
-    def handle(self, event: Event, error: BaseException | None = None, reason: str = "") -> None:
-        """Something has happened; if it has us send an Abort, that tells the peer the reason."""
+    def handle(self, event: Event) -> None:
+        """Something has happened."""
+        raise NotImplementedError
+
+    def handle_error(self, event: Event, error: BaseException | None, reason: str) -> None:
+        """The same, with its cause; if it has us send an Abort, that tells the peer the reason."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """The application, or its server, closes the connection."""
+        raise NotImplementedError
 
     def callback_raised(self, exc: BaseException, name: str) -> None:
         """The protocol's method of that name raised."""
+        raise NotImplementedError
 
     def leave_to_device(self) -> None:
         """Our Fin is posted: the program need not wait for the device, if it expects TCP."""
+        raise NotImplementedError
 
     def detach(self) -> None:
         """Everything is given back: forget those who refer to the life."""
+        raise NotImplementedError
 
     def release_now(self) -> None:
         """Give everything back at once."""
+        raise NotImplementedError
 
 
 def keep_received(life: Life) -> None:

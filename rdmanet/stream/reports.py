@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """What the parts of a connection report to its life, and which event of its states each report is.
 
 Theory
@@ -39,8 +40,6 @@ _FIN_RECEIVED, _FIN_COMPLETED = Event.FIN_RECEIVED, Event.FIN_COMPLETED
 class Reports:
     """The owner of one connection's parts: of its bytes, its endpoint, its regions and its deadlines."""
 
-    __slots__ = ("_life", "facts")
-
     def __init__(self, life: Life) -> None:
         self._life = life
         self.facts = life.facts
@@ -68,7 +67,7 @@ class Reports:
             if abort.code == credit.AbortCode.ABORTED and self._is_taken_for_eof(error, unsent):
                 self._end_as_tcp()
             else:
-                life.handle(Event.ABORT_RECEIVED, error)
+                life.handle_error(Event.ABORT_RECEIVED, error, "")
         elif not life.machine.over:
             life.regions.credit_received(body, granted)
 
@@ -152,7 +151,7 @@ class Reports:
         log_rate.warn(logger, "protocol", "%s: the peer broke the protocol: %s", repr(self), str(exc))
         # The peer learns which rule it broke, and by what of its own. Of other errors it learns only that there was
         # one: the text of an application's exception is none of its business.
-        self._life.handle(Event.PEER_VIOLATED, exc, str(exc))
+        self._life.handle_error(Event.PEER_VIOLATED, exc, str(exc))
         self._life.endpoint.fail(exc)
 
     def cut_off(self, error: BaseException) -> None:
@@ -162,7 +161,7 @@ class Reports:
         if self._is_taken_for_eof(error, connection.undelivered):
             self._end_as_tcp()
         else:
-            self._life.handle(Event.CUT_OFF if connection.undelivered else _DISCONNECTED, error)
+            self._life.handle_error(Event.CUT_OFF if connection.undelivered else _DISCONNECTED, error, "")
 
     def _is_taken_for_eof(self, error: BaseException, lost: int) -> bool:
         """Whether this loss looks like end of file.
@@ -265,7 +264,7 @@ class Reports:
         self._life.release_now()
 
     def closing_is_late(self, error: TimeoutError) -> None:
-        self._life.handle(Event.TIMED_OUT, error, "closing made no progress")
+        self._life.handle_error(Event.TIMED_OUT, error, "closing made no progress")
 
 
 def _failed_completion(failure: tuple[int, bool, int, Posted | None], qp: QP) -> OSError:

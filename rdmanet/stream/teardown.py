@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The end of a connection: when it is disconnected, and when it gives everything back.
 
 Theory
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from rdmanet.protocol import ENDINGS, Action, Ending, EndingEvent
 
@@ -50,9 +52,9 @@ class Teardown:
         self.state = _CONNECTED
         self.released = False
         self._loop = loop
-        self._disconnect = disconnect
-        self._steps = steps
-        self._report = report
+        self._disconnect: Any = disconnect
+        self._steps: Any = steps
+        self._report: Any = report
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -103,4 +105,4 @@ class Teardown:
                 except Exception as exc:
                     # If one fails, the others are called all the same.
                     self._report(exc, f"rdmanet: {free.__name__} failed")
-            del self._steps, self._disconnect, self._report  # they refer to our owner, and it to us
+            self._disconnect = self._steps = self._report = None  # they refer to our owner, and it to us

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The limits of many short waits, with one timer for all of a loop.
 
 Theory
@@ -34,8 +35,6 @@ LINES_MAX: Final = 32
 class Wait:
     """One wait, as asyncio.TimerHandle: `cancel` it when it has ended."""
 
-    __slots__ = ("arguments", "call", "line", "over")
-
     def __init__(
         self, line: dict[Wait, None], over: float, call: Callable[..., object], arguments: tuple[Any, ...]
     ) -> None:
@@ -70,8 +69,6 @@ class Wait:
 
 class Waits:
     """The waits of one loop."""
-
-    __slots__ = ("_due", "_has_timers", "_lines", "_loop", "_timer", "_timer_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

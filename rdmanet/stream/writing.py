@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The sending half of a connection, as its application uses it: what may still be written, and who waits for it.
 
 The bytes themselves are in `Connection`, which says when it refuses a write. Why it did is known here. It also says
@@ -30,7 +31,7 @@ _LATE_WRITES_QUIET = 5  # asyncio.constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 class WritingOwner(Protocol):
     """A life, as our half of it sees it."""
 
-    def handle(self, event: Event, error: BaseException | None = None) -> None: ...
+    def handle(self, event: Event) -> None: ...
 
     def close(self) -> None: ...
 

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 import rdmanet
-from rdmanet.stream.lifecycle import Lifecycle
+from rdmanet import transport as transports
 from rdmanet.transport import RdmaTransport
 
 BASES = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
@@ -30,11 +30,11 @@ def run(request) -> Callable[..., Any]:
 def connections(monkeypatch) -> list[RdmaTransport]:
     """The connecting sides of all connections by RDMA."""
     made = []
-    connect = Lifecycle.connect
+    connect = transports.connect
 
-    async def counted(self, address, local):
-        await connect(self, address, local)
-        made.append(self.callbacks.transport)
+    async def counted(*args):
+        made.append(await connect(*args))
+        return made[-1]
 
-    monkeypatch.setattr(Lifecycle, "connect", counted)
+    monkeypatch.setattr(transports, "connect", counted)
     return made

@@ -18,8 +18,8 @@ from typing import Any
 
 import uvloop
 
+from rdmanet import transport
 from rdmanet.cli.everywhere import switch_every_loop
-from rdmanet.stream.lifecycle import Lifecycle
 
 BASES: dict[str, Any] = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
 # Tests of connections and servers, in a mixin that has tests of signals, pipes and subprocesses as well.
@@ -30,13 +30,14 @@ NOT_OF_TCP = ("unix", "datagram", "sendto", "recvfrom")
 def counted() -> list[None]:
     """An entry for each connection by RDMA that is made from now on."""
     made: list[None] = []
-    connect = Lifecycle.connect
+    connect = transport.connect
 
-    async def count(self, address, local):
-        await connect(self, address, local)
+    async def count(*args):
+        connected = await connect(*args)
         made.append(None)
+        return connected
 
-    Lifecycle.connect = count  # type: ignore[method-assign]
+    transport.connect = count  # type: ignore[assignment]
     return made
 
 

@@ -11,7 +11,9 @@ from pattern import REPEATED
 
 import rdmanet
 from rdmanet._core import QP, CMEventType, QPAttr, QPCap, QPInitAttr, QPState, SendWR, WROpcode
-from rdmanet.stream.establish import Endpoint, Role
+from rdmanet.stream.establish import Role
+from rdmanet.stream.regions import Regions
+from tests.support.endpoints import hears
 from tests.support.waiting import begin, loop_turns
 
 
@@ -52,17 +54,16 @@ async def test_what_a_program_writes_between_its_work_goes_out_at_once(net: Net)
 @pytest.fixture
 def late(monkeypatch):
     """Accepting sides read ESTABLISHED only when all else that has come was seen."""
-    original = Endpoint._cm_event
 
-    def cm_event(self, event):
-        if self.role is Role.SERVER and event.type is CMEventType.ESTABLISHED:
-            asyncio.get_running_loop().call_later(0.02, original, self, event)
-        elif self.role is Role.SERVER and event.type is CMEventType.DISCONNECTED:
-            asyncio.get_running_loop().call_later(0.03, original, self, event)
+    def cm_event(endpoint, event, hear):
+        if endpoint.role is Role.SERVER and event.type is CMEventType.ESTABLISHED:
+            asyncio.get_running_loop().call_later(0.02, hear, event)
+        elif endpoint.role is Role.SERVER and event.type is CMEventType.DISCONNECTED:
+            asyncio.get_running_loop().call_later(0.03, hear, event)
         else:
-            original(self, event)
+            hear(event)
 
-    monkeypatch.setattr(Endpoint, "_cm_event", cm_event)
+    hears(monkeypatch, cm_event)
 
 
 async def accepted(net: Net, client) -> Recorder:
@@ -228,20 +229,18 @@ async def test_close_timeout_is_not_put_off_by_what_the_peer_sends(net: Net):
     assert isinstance(await asyncio.wait_for(client.until_lost(), 60), TimeoutError)
 
 
-async def test_a_refused_queue_pair_gives_everything_back(net: Net, monkeypatch):
+@pytest.mark.embedded_only("faults of the device")
+async def test_a_refused_queue_pair_gives_everything_back(net: Net):
     """Its share of the completion queue included."""
     _, port = await net.serve()
     client = await net.connect(port)
     engine = client.transport.engine
 
-    def refused(*_):
-        raise OSError(12, "no queue pair")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Endpoint, "_create_queue_pair", refused)
-        for _ in range(200):
-            with pytest.raises(OSError, match="no queue pair"):
-                await rdmanet.create_rdma_connection(Recorder, HOST, port)
+    engine.pd.context.set_faults("fail=create_qp:100%")
+    for _ in range(200):
+        with pytest.raises(OSError, match="rdma_create_qp: Cannot allocate memory"):
+            await rdmanet.create_rdma_connection(Recorder, HOST, port)
+    engine.pd.context.set_faults(None)
     assert len(engine.cqs) == 1
     # The server was asked for connections that then were given up.
     net.complaints.clear()
@@ -255,7 +254,7 @@ async def test_an_exception_of_ours_ends_one_connection(net: Net, monkeypatch):
         raise RuntimeError("a flaw of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(server.transport._life.connection.owner), "credit_body", broken)
+        patch.setattr(Regions, "credit_body", broken)
         with (
             client.transport.get_extra_info("rdma_pd").alloc_mr(64, OFFERABLE) as mr,
             contextlib.suppress(OSError),

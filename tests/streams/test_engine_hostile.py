@@ -12,7 +12,6 @@ from rdmanet import AccessFlags, credit
 from rdmanet._core import CMEventType, WCStatus, WROpcode
 from rdmanet.errors import ProtocolError
 from rdmanet.stream import bindings
-from rdmanet.stream.establish import Endpoint
 from rdmanet.wire import placement
 from tests.support.bare_peer import (
     ABORT,
@@ -26,6 +25,7 @@ from tests.support.bare_peer import (
     BarePeer,
     frame,
 )
+from tests.support.endpoints import hears
 from tests.support.waiting import loop_turns
 
 
@@ -141,22 +141,21 @@ async def test_what_an_application_says_to_itself_is_not_told_to_the_peer(net: N
 @pytest.mark.parametrize("what", WRONG)
 async def test_the_same_before_the_connection_is_known(net: Net, bare, what, monkeypatch):
     """The accepting side may not speak first; whatever it says then is refused, and nothing crashes."""
-    original = Endpoint._cm_event
     held = asyncio.get_running_loop().create_future()
 
-    def cm_event(self, event):
+    def cm_event(endpoint, event, hear):
         if event.type is CMEventType.ESTABLISHED:
-            held.set_result((self, event))
+            held.set_result((endpoint, event, hear))
         else:
-            original(self, event)
+            hear(event)
 
-    monkeypatch.setattr(Endpoint, "_cm_event", cm_event)
+    hears(monkeypatch, cm_event)
     connecting = asyncio.ensure_future(rdmanet.create_rdma_connection(Recorder, HOST, bare.listen(HOST)))
     await bare.accept(*WRONG[what])
-    endpoint, event = await held
+    endpoint, event, hear = await held
     await bare.all_sent()
     endpoint._connection.engine.drain()
-    original(endpoint, event)
+    hear(event)
     with pytest.raises(ProtocolError):
         await connecting
 

@@ -27,28 +27,21 @@ async def test_a_server_on_a_given_port(net: Net, monkeypatch, host):
     assert await client.until_received(5) == b"hello"
 
 
-class Taken:
-    """An identifier whose source port TCP has."""
-
-    def connect(self, **_):
-        raise OSError(errno.EADDRINUSE, "rdma_connect: Address already in use")
-
-
 @pytest.fixture
 def takes(monkeypatch):
     """Lets TCP have the source ports of this many connections; returns a list that has an item for each."""
 
     def take(count: int) -> list[object]:
-        request = establish.Endpoint._request
+        ask = establish._ask
         taken: list[object] = []
 
-        def request_or_not(self, cm_id, local):
+        def ask_or_not(cm_id, hello):
             if len(taken) == count:
-                return request(self, cm_id, local)
+                return ask(cm_id, hello)
             taken.append(cm_id)
-            return request(self, Taken(), local)  # type: ignore[arg-type]
+            raise OSError(errno.EADDRINUSE, "rdma_connect: Address already in use")
 
-        monkeypatch.setattr(establish.Endpoint, "_request", request_or_not)
+        monkeypatch.setattr(establish, "_ask", ask_or_not)
         return taken
 
     return take

@@ -14,7 +14,7 @@ from harness import HOST, Echo, Net, Recorder
 import rdmanet
 from rdmanet.base import log_rate
 from rdmanet.errors import endpoint
-from rdmanet.stream.establish import Endpoint
+from rdmanet.stream.rdma_transport import RdmaTransport
 from tests.support.ports import free_port
 from tests.support.waiting import begin, loop_turns
 
@@ -103,7 +103,7 @@ async def test_a_servers_own_refusal_names_host_and_port(net: Net, monkeypatch):
     def fails(self, *_):
         raise OSError(12, "no memory")
 
-    monkeypatch.setattr(Endpoint, "accept", fails)
+    monkeypatch.setattr(RdmaTransport, "_accept", fails)
     monkeypatch.setattr(log_rate, "due", lambda *_: "")
     _, port = await net.serve(Echo)
     with pytest.raises(ConnectionRefusedError, match=re.escape(endpoint((HOST, port))) + " refuses"):
@@ -192,7 +192,7 @@ async def test_a_stranger_is_not_told_our_failures(net: Net, monkeypatch, exc):
     def fails(self, *_):
         raise exc
 
-    monkeypatch.setattr(Endpoint, "accept", fails)
+    monkeypatch.setattr(RdmaTransport, "_accept", fails)
     monkeypatch.setattr(log_rate, "due", lambda *_: "")  # each is said
     _, port = await net.serve(Echo)
     with pytest.raises(

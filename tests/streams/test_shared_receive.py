@@ -348,11 +348,9 @@ async def test_more_connections_than_one_queue_serves(net: Net):
 
 
 async def test_a_device_without_such_queues_gives_each_its_ring(net: Net, monkeypatch, caplog):
-    original = establish.Endpoint._shares
+    original = establish._shares
     monkeypatch.setattr(
-        establish.Endpoint,
-        "_shares",
-        lambda self, engine: original(self, types.SimpleNamespace(can_share=False, pd=engine.pd)),
+        establish, "_shares", lambda engine: original(types.SimpleNamespace(can_share=False, pd=engine.pd))
     )
     (client,), (server,) = await clients_of(net, 1)
     assert any("no shared receive queues" in record.getMessage() for record in caplog.records)

@@ -1,0 +1,22 @@
+"""The C face of establish.py."""
+
+cimport cython
+
+
+@cython.final
+cdef class Endpoint:
+    cdef public object role, id
+    cdef public bint connecting, connected
+    cdef readonly object _connection, _awaited
+    cdef object _loop_context, _config, _owner, _cq, _waiter, _late, _hello
+    cdef _check_device(self, object cm_id)
+    cdef _request(self, object cm_id, object local)
+    cpdef bint fail(self, object error)
+    cpdef accept(self, object cm_id, object hello, object context)
+    cpdef hello(self)
+    cdef _new_hello(self)
+    cpdef agree(self, object hello)
+    cdef _prepare(self, object cm_id, object context, bint may_grow=*)
+    cdef _begin_step(self, object awaited)
+    cdef _step_done(self, object event, object owner)
+    cpdef disown(self)

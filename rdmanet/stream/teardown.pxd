@@ -1,0 +1,13 @@
+"""The C face of teardown.py."""
+
+cimport cython
+
+
+@cython.final
+cdef class Teardown:
+    cdef public object state
+    cdef public bint released
+    cdef object _loop, _disconnect, _steps, _report, _timer
+    cpdef disconnect(self)
+    cpdef release(self)
+    cdef _receive(self, object event)
