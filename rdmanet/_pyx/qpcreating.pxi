@@ -1,8 +1,9 @@
 # Creating a queue pair: from a QPInitAttr to the library's call, and the Python side of the new object.
 #
 # Called by QP(), by CMID.create_qp() with the identifier that the queue pair is for, and by QP.open() for `adopt_qp`
-# only. `create_rc_qp` is for the engine's connections: their numbers need no record. Whoever has a number or an address of the library's finds the object by tables of its queues and its context:
-# `adopt_qp` enters it there, QP.destroy() takes it out, before the library may use them again.
+# only. `create_rc_qp` is for the engine's connections: their numbers need no record. Whoever has a number or an address
+# of the library's finds the object by tables of its queues and its context: `adopt_qp` enters it there, QP.destroy()
+# takes it out, before the library may use them again.
 
 cdef uint64_t _next_generation = 0
 
