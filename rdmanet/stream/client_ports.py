@@ -56,10 +56,11 @@ def port_of(qp_num: int) -> int:
     """The port that stands for a queue pair of the embedded device.
 
     Its number consists of a TCP port that its process holds, and of eight bits for the queue pair. So the results
-    differ for the first ones of all processes, and for any 256 of one process.
+    differ for the first ones of all processes, and for any 256 of one process; and none is the port that the process
+    holds, which nobody else can.
     """
     port, index = divmod(qp_num, 256)
-    return _FIRST_PORT + (port + index * _APART) % _PORTS
+    return _FIRST_PORT + (port + (index + 1) * _APART) % _PORTS
 
 
 def _bound_socket(address: SockAddr) -> tuple[socket.socket | None, int]:

@@ -752,6 +752,12 @@ def test_the_first_connections_of_many_processes_have_different_ports():
     assert len({client_ports.port_of(port << 8) for port in held}) == len(held)
 
 
+def test_no_connection_has_the_port_that_its_process_holds():
+    """A server could not hold it then, and would give the client another: the two sides would not agree."""
+    held = 60999
+    assert held not in {client_ports.port_of(held << 8 | index) for index in range(256)}
+
+
 def test_the_connections_of_one_process_have_different_ports():
     ports = {client_ports.port_of(60999 << 8 | index) for index in range(256)}
     assert len(ports) == 256 and min(ports) >= 32768 and max(ports) <= 65535
