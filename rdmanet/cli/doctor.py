@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import importlib
 import json
 import os
 import socket
@@ -137,6 +138,9 @@ async def _ping(host: str, port: int) -> tuple[Finding, bool]:
     Also returns whether it is doctor that answers.
     """
     name = f"{host} port {port}"
+    importlib.import_module(
+        "rdmanet.streams.reader_writer"
+    )  # on a slow machine that takes seconds: not the peer's
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             connected = await _connect(host, port)

@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -347,6 +348,23 @@ async def test_an_adapter_whose_ports_are_tcps_is_left_out(monkeypatch, capsys):
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+
+
+def test_the_peers_time_begins_when_everything_is_imported():
+    """Importing takes seconds on a slow machine."""
+    program = (
+        "import asyncio, sys\n"
+        "from rdmanet.cli import doctor\n"
+        "async def connect(host, port):\n"
+        "    before = set(sys.modules)\n"
+        "    import rdmanet\n"
+        "    rdmanet.open_rdma_connection\n"
+        "    print(sorted(set(sys.modules) - before))\n"
+        "doctor._connect = connect\n"
+        "asyncio.run(doctor._ping('127.0.0.1', 1))\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    assert said.stdout == "[]\n", said
 
 
 async def test_ping_of_another_host(far):
