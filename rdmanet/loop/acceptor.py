@@ -63,10 +63,8 @@ class Acceptor:
         for count in range(AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
-            except (
-                BlockingIOError,
-                ConnectionAbortedError,
-            ):  # nobody is left, or the first in the queue has gone
+            except (BlockingIOError, ConnectionAbortedError):
+                # Nobody is left, or the first in the queue has gone.
                 if count >= MANY:
                     self._look_away(PAUSE_S)
                 return
