@@ -10,11 +10,10 @@ import re
 import time
 
 import rdmanet
-import rdmanet.verbs as v
 from rdmanet import _core
+from receiving import receiver
 
 LEFT_OUT = re.compile(r" \(and (\d+) more of this kind\)$")
-PEER = 0xABCD01
 
 
 class Lines(logging.Handler):
@@ -30,16 +29,7 @@ async def serve():
     kept = Lines()
     logging.getLogger("rdmanet").addHandler(kept)
     async with await rdmanet.start_rdma_server(asyncio.Protocol, "127.0.0.1", 0):
-        device = _core.Library.embedded().devices()[0]
-        with (
-            device.open() as context,
-            v.PD(context) as pd,
-            v.CQ(context, 4) as cq,
-            v.QP(pd, v.QPInitAttr(cq, cq)) as qp,
-        ):
-            entry = next(entry for entry in context.gid_table() if str(entry.address) == "127.0.0.1")
-            qp.to_init()
-            qp.to_rtr(PEER, entry.gid, sgid_index=entry.gid_index)
+        with receiver(_core.Library.embedded().devices()[0].open()) as (qp, _):
             began = time.monotonic()
             say(port=qp.qp_num >> 8)
             await asyncio.get_running_loop().run_in_executor(None, hear)

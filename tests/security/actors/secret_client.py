@@ -3,8 +3,8 @@
 argv: the port. It says whether it could open the device, and then waits to be told to end.
 """
 
-import rdmanet.verbs as v
 from rdmanet import _core
+from receiving import receiver
 
 device = _core.Library.embedded().devices()[0]
 try:
@@ -12,10 +12,7 @@ try:
 except OSError as exc:
     say(refused=str(exc))
 else:
-    with context, v.PD(context) as pd, v.CQ(context, 4) as cq, v.QP(pd, v.QPInitAttr(cq, cq)) as qp:
-        entry = next(entry for entry in context.gid_table() if str(entry.address) == "127.0.0.1")
-        qp.to_init()
-        qp.to_rtr(int(argv[0]) << 8, entry.gid, sgid_index=entry.gid_index)
+    with receiver(context, int(argv[0]) << 8) as (qp, _):
         qp.to_rts()
         say(connecting=True)
         hear()
