@@ -60,11 +60,6 @@ void rn_cm_set_port(struct sockaddr *address, __be16 port)
 	((struct sockaddr_in *)(void *)address)->sin_port = port;
 }
 
-int rn_cm_gid_index(const struct sockaddr *address)
-{
-	return rn_gid_index_of(address);
-}
-
 /* A listener for both families sees an IPv4 peer as an IPv4-mapped IPv6 address. */
 void rn_cm_as_ipv4(struct sockaddr_storage *address)
 {

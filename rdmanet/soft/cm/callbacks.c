@@ -233,7 +233,7 @@ static void end_phase(struct rn_cm_wire *wire)
 		rn_cm_wire_finish(wire);
 		break;
 	case RN_CM_WIRE_REQ_RECEIVED: /* the program may take any time, but the peer should know that it does */
-		rn_cm_wire_say_wait(wire);
+		rn_cm_wire_say(wire, RN_CM_MRA);
 		break;
 	case RN_CM_WIRE_ESTABLISHED:
 		if (wire->source.fd < 0 && !wire->peer_moved)

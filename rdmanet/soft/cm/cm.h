@@ -209,7 +209,6 @@ __be16 rn_cm_port(const struct sockaddr *address);
 void rn_cm_set_port(struct sockaddr *address, __be16 port);
 /* Fill in id->verbs and the route, from the id's addresses. */
 void rn_cm_set_route(struct rn_cm_id *id);
-int rn_cm_gid_index(const struct sockaddr *address); /* -1: it is not our address any more */
 void rn_cm_as_ipv4(struct sockaddr_storage *address); /* turn an IPv4-mapped address into IPv4 */
 
 /* --- bind.c ---------------------------------------------------------------------------------- */
@@ -365,7 +364,6 @@ void rn_cm_wire_accept(struct rn_cm_wire *wire, const struct rn_cm_param *param)
 void rn_cm_wire_accept_datagrams(struct rn_cm_wire *wire, const struct rn_cm_param *param, uint32_t qkey);
 void rn_cm_wire_reject(struct rn_cm_wire *wire, int reason, const void *private_data, uint8_t length);
 void rn_cm_wire_ready_to_use(struct rn_cm_wire *wire); /* RTU: the active side is established */
-void rn_cm_wire_force_established(struct rn_cm_wire *wire);
 void rn_cm_wire_disconnect(struct rn_cm_wire *wire);
 /* The same before the peer is ready: done as soon as it is. False if it is ready, or was not accepted. */
 bool rn_cm_wire_disconnect_accepted(struct rn_cm_wire *wire);

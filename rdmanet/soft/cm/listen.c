@@ -135,7 +135,7 @@ static void name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *
 	*near = listener->id.route.addr.src_storage;
 	if (rn_cm_is_wildcard((struct sockaddr *)near))
 		rn_cm_set_loopback((struct sockaddr *)near);
-	if (rn_cm_gid_index((struct sockaddr *)near) < 0) { /* a host without IPv6 */
+	if (rn_gid_index_of((struct sockaddr *)near) < 0) { /* a host without IPv6 */
 		*near = (struct sockaddr_storage){.ss_family = AF_INET};
 		rn_cm_set_loopback((struct sockaddr *)near);
 		rn_cm_set_port((struct sockaddr *)near, port);

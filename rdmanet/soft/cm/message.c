@@ -13,11 +13,6 @@
 
 #include <sys/eventfd.h>
 
-void rn_cm_wire_say_wait(struct rn_cm_wire *wire)
-{
-	rn_cm_wire_say(wire, RN_CM_MRA);
-}
-
 /* Refuse at once, without waiting for the request: nothing is kept for the connection, not even that long. */
 void rn_cm_say_no(int fd, int reason)
 {
@@ -186,11 +181,6 @@ void rn_cm_wire_established(struct rn_cm_wire *wire)
 	rn_cm_tell(wire->id, RDMA_CM_EVENT_ESTABLISHED, 0);
 	if (wire->ends)
 		rn_cm_wire_disconnect(wire);
-}
-
-void rn_cm_wire_force_established(struct rn_cm_wire *wire)
-{
-	rn_cm_wire_established(wire);
 }
 
 void rn_cm_wire_disconnect(struct rn_cm_wire *wire)

@@ -10,6 +10,7 @@
  * both are of the connection manager's own domain, if the program names none.
  */
 #define _GNU_SOURCE
+#include "base/gid.h"
 #include "cm/cm.h"
 
 #include <stdlib.h>
@@ -25,7 +26,7 @@ enum {
 
 bool rn_cm_path_to(const struct rn_cm_id *id, const union ibv_gid *gid, struct ibv_ah_attr *attr)
 {
-	int gid_index = rn_cm_gid_index(&id->id.route.addr.src_addr);
+	int gid_index = rn_gid_index_of(&id->id.route.addr.src_addr);
 
 	*attr = (struct ibv_ah_attr){
 		.is_global = 1,

@@ -323,8 +323,6 @@ void rn_cm_secret_refused(struct rn_cm_wire *wire);
 
 /* --- message.c ------------------------------------------------------------------------------- */
 
-/* MRA: the request has come, and the answer will take its time. rn_cm_lock held. */
-void rn_cm_wire_say_wait(struct rn_cm_wire *wire);
 /* Send REJ without a wire. On the engine. */
 void rn_cm_say_no(int fd, int reason);
 /* REJ, with which the wire ends. rn_cm_lock held. */

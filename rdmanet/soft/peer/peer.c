@@ -322,11 +322,6 @@ bool rn_peer_is_met(uint16_t number)
 
 /* --- for the connection manager ----------------------------------------------------------------- */
 
-void rn_peer_warm(uint16_t port)
-{
-	rn_peer_put(rn_peer_get(port)); /* kept for a while */
-}
-
 static void death_notice(struct rn_notice *notice, struct rn_peer *peer, enum rn_notice_why why)
 {
 	struct rn_death *death = RN_OWNER(notice, struct rn_death, notice);
@@ -382,17 +377,11 @@ static void stop_all(void)
 	}
 	for (struct process *process = rn_peers.processes, *next; process; process = next) {
 		next = process->next;
-		if (process->link)
-			rn_link_close(process->link);
-		rn_source_remove(&process->pidfd);
-		rn_timer_cancel(&process->idle);
-		rn_timer_cancel(&process->again);
-		rn_fd_close(process->pidfd.fd);
+		process_close(process);
 		process->dead = true;
 		if (!process->peers_count)
 			process_free(process);
 	}
-	rn_peers.processes = NULL;
 	while (rn_peers.ports) {
 		struct port *port = rn_peers.ports;
 

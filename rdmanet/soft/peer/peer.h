@@ -148,9 +148,6 @@ int rn_port_listen(uint16_t port, const union ibv_gid *at, uint32_t interface);
 
 /* --- for the connection manager --------------------------------------------------------------- */
 
-/* Start the link to the process that has this port, before the first work request needs it. */
-void rn_peer_warm(uint16_t port);
-
 struct rn_death {
 	void (*dead)(struct rn_death *, bool failed); /* once; failed: there never was a link */
 	void (*linked)(struct rn_death *);            /* there is one now; or NULL */
