@@ -6,6 +6,7 @@ An annotation may be a text: written as one, or because of ``from __future__ imp
 means where the method is defined. A class may inherit that method, or borrow the function, from another module, where
 the same name is another class. So each text is looked up
 
+    among the type parameters of the method
     among the type parameters, and in the body, of the class that defines the method
     among the local names of the function that this class is in
     in the module of the method
@@ -61,6 +62,8 @@ def resolved(cls: type, owner: type, function: Any, frame: FrameType) -> dict[st
         names[owner.__name__] = owner
         names |= {each.__name__: each for each in getattr(owner, "__type_params__", ())}
         names |= {key: value for key, value in vars(owner).items() if not inspect.isroutine(value)}
+    # typing does this itself in Python 3.13, and not in each release of 3.12.
+    names |= {each.__name__: each for each in getattr(written, "__type_params__", ())}
     try:
         return typing.get_type_hints(function, localns=names, include_extras=True)
     except NameError as exc:
