@@ -107,6 +107,15 @@ class ArrayType:
         """
         return _numpy().ndarray(array.shape, dtype_of(array.dtype), memory, offset)
 
+    def where(self, array: Array, data: memoryview) -> Any:
+        """An array that was checked, where its bytes are. It refers to their memory itself (snapshot.py).
+
+        :raises ValueError: as for `empty`
+        """
+        views = [_numpy().frombuffer(each, "u1") for each in (data, data.obj)]
+        start, first = (view.__array_interface__["data"][0] for view in views)
+        return self.over(array, data.obj, start - first)
+
     def given(self, array: Any) -> Any:
         """What the program gets for an array.
 

@@ -6,7 +6,8 @@ out of what was received, so that what is kept of it does not keep the rest; a l
 
 A long body that is not all there has memory for all of it, whose pages the kernel provides as they are filled. A
 transport can put the rest of the body there itself (`room`, `came`). The body ends at a multiple of ALIGN: so the last
-thing in it, mostly the bytes of an array, is where an array may be.
+thing in it, mostly the bytes of an array, is where an array may be. The arguments or the result in its message are a
+view of that memory, which may be changed; msgspec's Raw would be one for readers.
 """
 
 import math
@@ -29,6 +30,8 @@ cdef enum:
 HEADER_BYTES = C_HEADER_BYTES
 COST_BYTES = C_COST_BYTES
 LONG_BYTES = C_LONG_BYTES
+
+cdef tuple RAW_FIELDS = ("arguments", "result")
 
 
 cdef class Frames:
@@ -123,7 +126,10 @@ cdef class Frames:
             if self._have < self._length:
                 return 0
             body, self._body = self._body, None
-            messages.append(self._decode(body))
+            message = self._decode(body)
+            if self._length >= C_LONG_BYTES:
+                view_for_writers(message, body)
+            messages.append(message)
             self.budget -= 1 + self._length // C_COST_BYTES
             self._most = self._message_bytes
         while end - at >= C_HEADER_BYTES and self.budget > 0:
@@ -161,3 +167,18 @@ cdef class Frames:
         if length >= C_LONG_BYTES:
             self.unfinished_bytes = self._have
         return 0
+
+
+cdef int view_for_writers(message, body) except -1:
+    """Have a view of the body in place of the Raw in a message."""
+    cdef Py_buffer whole, part
+    for name in RAW_FIELDS:
+        if (raw := getattr(message, name, None)) is not None:
+            PyObject_GetBuffer(body, &whole, PyBUF_SIMPLE)
+            PyObject_GetBuffer(raw, &part, PyBUF_SIMPLE)
+            start = <const char *>part.buf - <const char *>whole.buf
+            length = part.len
+            PyBuffer_Release(&part)
+            PyBuffer_Release(&whole)
+            setattr(message, name, body[start : start + length])
+    return 0

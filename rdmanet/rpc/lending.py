@@ -359,6 +359,8 @@ async def here(link: Link, type_: Any, value: Any, code: Code, into: Into | None
     if isinstance(value, memoryview) and into is None:
         return as_declared(type_, value)
     data = cast(memoryview, value.data if isinstance(value, Array) else value)
+    if into is None and (array := _where_it_came(type_, value, data, code)) is not None:
+        return await _given(link.loop, type_, array, code)
     memory, result = _room(type_, value, data.nbytes, code, into)
     await filled(link.loop, memory, data)
     return await _given(link.loop, type_, result, code)
@@ -378,6 +380,17 @@ async def fetched(
     await brought_in(link.loop, memory)
     await read_offer(link, remote, memory, 0)
     return type_(memory) if type_ in (bytes, bytearray) else await _given(link.loop, type_, result, code)
+
+
+def _where_it_came(type_: Any, value: Array, data: memoryview, code: Code) -> Any:
+    """An array in the memory of its message, if that is its alone, or nearly; else None."""
+    if data.readonly or data.nbytes < _KEEP_BYTES or 2 * data.nbytes < len(data.obj):  # type: ignore[arg-type]
+        return None
+    try:
+        array = type_.where(value, data)
+    except ValueError as exc:
+        raise Error(code, str(exc)) from None
+    return array if array.flags.aligned else None
 
 
 async def _given(loop: asyncio.AbstractEventLoop, type_: Any, result: Any, code: Code) -> Any:
@@ -425,4 +438,5 @@ def as_declared(type_: Any, memory: memoryview) -> Any:
         return type_(memory)
     if memory.nbytes < _KEEP_BYTES:
         memory = memoryview(bytes(memory))
-    return Buffer(memory) if type_ is Buffer else memory.toreadonly()
+    memory = memory.toreadonly()
+    return Buffer(memory) if type_ is Buffer else memory

@@ -14,6 +14,7 @@ from rdmanet.rpc import lending, link, messages
 from rdmanet.rpc.framing import LONG_BYTES
 from rdmanet.rpc.long_bodies import LongBody
 from rdmanet.rpc.messages import Framer, OutCall, OutItem, Ping, Reply, encode, frame
+from rdmanet.rpc.snapshot import is_settled
 from tests.support.waiting import begin, loop_turns, until_seen
 
 SIZE = 1_400_000
@@ -36,6 +37,13 @@ class Store(rpc.Service):
     async def put_array(self, array: numpy.ndarray) -> int:
         self.kept = array
         return int(array.nbytes)
+
+    async def put_both(self, array: numpy.ndarray, more: memoryview) -> int:
+        self.kept = array, more
+        return int(array.nbytes) + len(more)
+
+    async def get_array(self) -> numpy.ndarray:
+        return numpy.frombuffer(self.data, "<f4")
 
     async def get(self) -> memoryview:
         return memoryview(self.data)
@@ -88,6 +96,35 @@ async def test_most_of_a_long_body_is_not_copied(net: Net, monkeypatch: pytest.M
     assert not server.running or await idle(server)
     for one in channel(client).link, callee(server).link:
         assert one.transport.get_protocol() is one
+
+
+async def test_an_array_is_where_it_came(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """Its memory is that of its message, if it is most of that and lies well; and nobody else's."""
+    copied = []
+
+    async def counted(loop: Any, memory: memoryview, data: memoryview) -> None:
+        copied.append(data.nbytes)
+        memory[:] = data
+
+    monkeypatch.setattr(lending, "filled", counted)
+    service = Store()
+    client, _ = await net.pair(service)
+    array = numpy.frombuffer(pattern(SIZE), "<f4").reshape(-1, 50)
+    assert await client.put_array(array) == SIZE
+    for got in service.kept, (await client.get_array()).reshape(-1, 50):
+        assert got.dtype == array.dtype and got.tobytes() == array.tobytes()
+        assert got.flags.writeable and got.flags.aligned and got.flags.c_contiguous
+        got[:] = 1
+    del got
+    held, service.kept = [service.kept], None
+    assert is_settled(held) and service.data == pattern(SIZE) and not copied
+    assert await client.put_both(array, memoryview(b"odd")) == SIZE + 3  # moves it from where it could be
+    assert service.kept[0].tobytes() == array.tobytes() and service.kept[0].flags.aligned and copied == [SIZE]
+    small = array[: LONG_BYTES // 200 + 1]
+    assert await client.put_both(small, memoryview(service.data)) == small.nbytes + SIZE
+    kept, more = service.kept
+    assert kept.tobytes() == small.tobytes() and more == service.data and more.readonly
+    assert copied == [SIZE, small.nbytes]  # it would keep the rest of its message
 
 
 async def test_what_nobody_changes_is_not_copied_into_its_message(net: Net, monkeypatch: pytest.MonkeyPatch):
