@@ -110,13 +110,10 @@ cdef AllocatedMemory memory_at(const char *at, size_t length):
 
 def region_for_peers(PD pd not None, buffer, int access):
     """`pd.reg_mr(buffer, access)`, but peers of the embedded device can map what lies in memory of `alloc()`."""
-    cdef exported memory
     cdef AllocatedMemory of
     cdef MR mr = MR.__new__(MR)
     pd.usable()
-    hold_export(buffer, PyBUF_WRITABLE if access & NEEDS_WRITABLE else PyBUF_SIMPLE, &mr.view, &memory)
-    mr.borrowed = True
-    mr.addr, mr.length, mr.readonly = memory.first, memory.length, memory.readonly
+    mr.borrow(buffer, access)
     of = memory_at(mr.addr, mr.length) if pd.context.library.embedded_device else None
     if of is None:
         return mr.register(pd, access)

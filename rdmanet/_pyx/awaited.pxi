@@ -122,18 +122,18 @@ cdef class OperationQueue:
         cdef RecvWR wr = RecvWR(sg_list)
         if wr.elements.unregistered:
             raise ValueError(f"{wr!r}: the device cannot write to memory that is in no region (pd.reg_mr())")
-        return self.begin([wr], False)
+        return self.start(operation_of([wr], False))
 
     def send(self, int opcode, sg_list, int flags, uint32_t imm_data=0):
         """SEND or SEND_WITH_IMM."""
-        return self.begin([self.request(opcode, sg_list, flags, imm_data)], False)
+        return self.start(operation_of([awaited_send(opcode, sg_list, flags, imm_data, self.max_inline)], False))
 
     def rdma(self, int opcode, sg_list, remote, int flags, uint32_t imm_data=0):
         """RDMA_WRITE, RDMA_WRITE_WITH_IMM or RDMA_READ.
 
         :raises IndexError: the elements are longer than the remote memory
         """
-        cdef SendWR wr = self.request(opcode, sg_list, flags, imm_data)
+        cdef SendWR wr = awaited_send(opcode, sg_list, flags, imm_data, self.max_inline)
         cdef uint64_t length
         if type(remote) is not RemoteMemory:
             remote = memory_of(remote)
@@ -142,7 +142,7 @@ cdef class OperationQueue:
             raise IndexError(f"{wr.elements.total} bytes are more than {remote!r} has")
         wr.c.wr.rdma.remote_addr = remote.address
         wr.c.wr.rdma.rkey = remote.rkey
-        return self.begin([wr], False)
+        return self.start(operation_of([wr], False))
 
     def atomic(self, int opcode, remote, compare_add, swap, int flags):
         """ATOMIC_CMP_AND_SWP or ATOMIC_FETCH_AND_ADD.
@@ -165,13 +165,12 @@ cdef class OperationQueue:
             self.cell_mrs.append(mr)
             self.cells.extend([(mr, offset) for offset in range(0, PAGE, 8)])
         mr, offset = self.cells[-1]
-        wr = self.request(opcode, SGE(mr, offset, 8), flags, 0)
+        wr = awaited_send(opcode, SGE(mr, offset, 8), flags, 0, self.max_inline)
         wr.c.wr.atomic.remote_addr = remote.address
         wr.c.wr.atomic.rkey = remote.rkey
         wr.c.wr.atomic.compare_add = PyNumber_Index(compare_add)
         wr.c.wr.atomic.swap = PyNumber_Index(swap)
-        operation = Operation.__new__(Operation)
-        operation.requests = [wr]
+        operation = operation_of([wr], False)
         operation.cell_mr, operation.cell = self.cells.pop()    # start() gives it back
         return self.start(operation)
 
@@ -195,39 +194,9 @@ cdef class OperationQueue:
             raise ValueError("a batch of no requests")
         for wr in chain:    # now, though they may be posted later
             check_send(self.qp, wr)
-        return self.begin(chain, True)
+        return self.start(operation_of(chain, True))
 
     # ---- Posting ----
-
-    cdef SendWR request(self, int opcode, sg_list, int flags, uint32_t imm_data):
-        """A SendWR, without the detour by keywords."""
-        cdef SendWR wr = SendWR.__new__(SendWR)
-        wr.wr_id = 0
-        wr.elements = elements_of(sg_list)
-        wr.c.sg_list = wr.elements.sges
-        wr.c.num_sge = wr.elements.count
-        wr.c.opcode = <verbs.ibv_wr_opcode>opcode
-        wr.c.send_flags = flags | verbs.IBV_SEND_SIGNALED
-        wr.c.imm_data = htonl(imm_data)
-        if wr.elements.unregistered and not wr.c.send_flags & verbs.IBV_SEND_INLINE:
-            if opcode == verbs.IBV_WR_RDMA_READ or wr.elements.total > self.max_inline:
-                raise ValueError(f"{wr!r}: memory that is in no region can be sent inline only, here up to "
-                                 f"{self.max_inline} bytes; register it (pd.reg_mr())")
-            wr.c.send_flags |= verbs.IBV_SEND_INLINE
-        if wr.c.send_flags & verbs.IBV_SEND_INLINE:
-            wr.elements.inline_data()
-        return wr
-
-    cdef Operation begin(self, list requests, bint chain):
-        cdef Operation operation = Operation.__new__(Operation)
-        cdef Py_ssize_t i
-        operation.requests = requests
-        operation.chain = chain
-        if chain:
-            operation.value = []
-            for i in range(len(requests)):
-                operation.due += operation.is_due(i)
-        return self.start(operation)
 
     cdef Operation start(self, Operation operation):
         cdef CompletionWatcher watcher = self.watcher

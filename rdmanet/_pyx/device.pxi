@@ -36,7 +36,6 @@ cdef class Device:
         """
         cdef verbs.ibv_device **devices
         cdef verbs.ibv_context *ptr = NULL
-        cdef Context context
         cdef int count, i, rc = 1
         check_kernel(verbs.rn_get_device_list(self.library.c, &count, &devices), "ibv_get_device_list")
         try:
@@ -50,14 +49,7 @@ cdef class Device:
         if rc == 1:
             raise DeviceNotFoundError(ENODEV, f"device {self.name} no longer exists")
         check_open(self.library, rc, f"ibv_open_device({self.name})")
-        context = Context.__new__(Context, _HERE)
-        context.library = self.library
-        context.name = self.name
-        context.ptr = ptr
-        context.owned = True
-        context.opened(CONTEXTS)
-        set_nonblocking(context, ptr.async_fd)
-        return context
+        return _context(self.library, ptr, self.name, True)
 
 
 cdef Device _device(Library library, verbs.ibv_device *c):
@@ -394,6 +386,15 @@ cdef class Context(Resource):
         """The faults that were set for this context, each with how often it has happened in it since."""
         self.usable()
         return counted_faults(self.library, self.ptr)
+
+
+cdef Context _context(Library library, verbs.ibv_context *ptr, str name, bint owned):
+    cdef Context context = Context.__new__(Context, _HERE)
+    context.library, context.name, context.ptr, context.owned = library, name, ptr, owned
+    if owned:
+        context.opened(CONTEXTS)
+    set_nonblocking(context, ptr.async_fd)
+    return context
 
 
 cdef extern from "<fcntl.h>" nogil:

@@ -45,6 +45,11 @@ cdef class Leased:
         self.chunk.slab.mr.exports += 1
         return 0
 
+    cdef int take_bytes(self, bytearray keeper) except -1:
+        self.keeper = keeper
+        self.data, self.length = PyByteArray_AS_STRING(keeper), PyByteArray_GET_SIZE(keeper)
+        return 0
+
     cdef int end(self) except -1:
         """The block has ended."""
         self.ended = True

@@ -244,13 +244,8 @@ cdef class Library:
             context = reference()
             if context is not None and not context.gone:
                 return context
-        context = Context.__new__(Context, _HERE)
-        context.library = self
-        context.name = self.c.ibv_get_device_name(ptr.device).decode()
-        context.ptr = ptr
-        context.owned = False
+        context = _context(self, ptr, self.c.ibv_get_device_name(ptr.device).decode(), False)
         context.pid = verbs.rn_pid
-        set_nonblocking(context, ptr.async_fd)
         self.contexts[key] = weakref.ref(context)
         return context
 

@@ -102,23 +102,16 @@ cdef class PD(Resource):
             ValueError instead
         :raises OSError: EINVAL for memory of 0 bytes, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE; ENOMEM
         """
-        cdef MR mr
-        cdef int flags
-        cdef exported memory
+        cdef int flags = verbs.IBV_ACCESS_LOCAL_WRITE if access is None else access
+        cdef MR mr = MR.__new__(MR)
         self.usable()
-        mr = MR.__new__(MR)
-        if access is None:
-            try:
-                hold_export(buffer, PyBUF_WRITABLE, &mr.view, &memory)
-                flags = verbs.IBV_ACCESS_LOCAL_WRITE
-            except (BufferError, ValueError):  # numpy's
-                hold_export(buffer, PyBUF_SIMPLE, &mr.view, &memory)
-                flags = 0
-        else:
-            flags = access
-            hold_export(buffer, PyBUF_WRITABLE if flags & NEEDS_WRITABLE else PyBUF_SIMPLE, &mr.view, &memory)
-        mr.borrowed = True
-        mr.addr, mr.length, mr.readonly = memory.first, memory.length, memory.readonly
+        try:
+            mr.borrow(buffer, flags)
+        except (BufferError, ValueError):  # numpy's
+            if access is not None:
+                raise
+            flags = 0
+            mr.borrow(buffer, flags)
         return mr.register(self, flags)
 
     def alloc_mr(self, length, access=verbs.IBV_ACCESS_LOCAL_WRITE, *, huge_pages=False):
@@ -152,9 +145,8 @@ cdef class PD(Resource):
 
         :raises OSError: EOPNOTSUPP or EINVAL if the device does not support it
         """
-        cdef MR mr
+        cdef MR mr = MR.__new__(MR)
         self.usable()
-        mr = MR.__new__(MR)
         mr.not_here = "the whole address space"
         mr.length = <size_t>-1
         return mr.register(self, access | verbs.IBV_ACCESS_ON_DEMAND)
@@ -279,6 +271,14 @@ cdef class MR(Resource):
             return f"<MR {self.not_here}, lkey {self.ptr.lkey:#x}>"
         where = f"{self.length} bytes at {<uintptr_t>self.addr:#x}"
         return f"<MR {where}, lkey {self.ptr.lkey:#x}, {self.access!r}>"
+
+    cdef int borrow(self, object buffer, int access) except -1:
+        """It is memory of another object, which is held as exported for this access."""
+        cdef exported memory
+        hold_export(buffer, PyBUF_WRITABLE if access & NEEDS_WRITABLE else PyBUF_SIMPLE, &self.view, &memory)
+        self.borrowed = True
+        self.addr, self.length, self.readonly = memory.first, memory.length, memory.readonly
+        return 0
 
     cdef MR register(self, PD pd, int access, int fd=-1, uint64_t offset=0):
         cdef const verbs.rn_library *c = pd.context.library.c

@@ -43,9 +43,8 @@ cdef class Operation:
         :param future: which is told of the end
         :param compare_add: for an atomic operation, as `swap` is: see SendWR
         """
-        cdef Operation operation = Operation.__new__(Operation)
-        operation.requests = [
-            SendWR(opcode, sg_list, remote_addr=remote_addr, rkey=rkey, compare_add=compare_add, swap=swap)]
+        cdef Operation operation = operation_of([
+            SendWR(opcode, sg_list, remote_addr=remote_addr, rkey=rkey, compare_add=compare_add, swap=swap)], False)
         operation.future = future
         return operation
 
@@ -196,6 +195,18 @@ cdef class Operation:
         self.binding = None
         self.closing = None
         return 0
+
+
+cdef inline Operation operation_of(list requests, bint chain):
+    cdef Operation operation = Operation.__new__(Operation)
+    cdef Py_ssize_t i
+    operation.requests = requests
+    operation.chain = chain
+    if chain:
+        operation.value = []
+        for i in range(len(requests)):
+            operation.due += operation.is_due(i)
+    return operation
 
 
 cdef inline int route_to_awaiter(CQ cq, object found, verbs.ibv_wc *c) except -1:

@@ -165,8 +165,8 @@ cdef class IntoReader(Sink):
                 return leased
         while <size_t>PyByteArray_GET_SIZE(self.aside) < n:
             self.put_aside(1)
-        leased.keeper, self.aside = self.aside, bytearray()
-        leased.data, leased.length = PyByteArray_AS_STRING(leased.keeper), PyByteArray_GET_SIZE(leased.keeper)
+        leased.take_bytes(self.aside)
+        self.aside = bytearray()
         self.maybe_resume()
         return leased
 

@@ -335,3 +335,23 @@ cdef str refusal(str call, int rc, object wr, object queue, int index, int count
     """What a queue says of the first of these requests that it does not take."""
     text = f"{call}: {strerror(-rc).decode()}: {wr!r} on {queue!r}"
     return f"{text}; {index} of {count} were posted" if count > 1 else text
+
+
+cdef SendWR awaited_send(int opcode, sg_list, int flags, uint32_t imm_data, uint32_t max_inline):
+    """A SendWR, without the detour by keywords. What is in no region is sent inline."""
+    cdef SendWR wr = SendWR.__new__(SendWR)
+    wr.wr_id = 0
+    wr.elements = elements_of(sg_list)
+    wr.c.sg_list = wr.elements.sges
+    wr.c.num_sge = wr.elements.count
+    wr.c.opcode = <verbs.ibv_wr_opcode>opcode
+    wr.c.send_flags = flags | verbs.IBV_SEND_SIGNALED
+    wr.c.imm_data = htonl(imm_data)
+    if wr.elements.unregistered and not wr.c.send_flags & verbs.IBV_SEND_INLINE:
+        if opcode == verbs.IBV_WR_RDMA_READ or wr.elements.total > max_inline:
+            raise ValueError(f"{wr!r}: memory that is in no region can be sent inline only, here up to "
+                             f"{max_inline} bytes; register it (pd.reg_mr())")
+        wr.c.send_flags |= verbs.IBV_SEND_INLINE
+    if wr.c.send_flags & verbs.IBV_SEND_INLINE:
+        wr.elements.inline_data()
+    return wr
