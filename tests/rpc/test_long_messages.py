@@ -302,6 +302,7 @@ async def test_what_could_not_be_lent_counts(net: Net):
 async def test_a_message_that_is_too_long(net: Net, monkeypatch: pytest.MonkeyPatch):
     """It is refused before its memory is copied."""
     monkeypatch.setattr(lending, "LEND_BYTES", 1 << 30)
+    monkeypatch.setattr(lending, "LEND_LEAST", 1 << 30)
     copied: list[Any] = []
     gather = outgoing.gather
     monkeypatch.setattr(outgoing, "gather", lambda *given: (copied.append(given), gather(*given))[1])
