@@ -227,7 +227,7 @@ def test_a_crowd_has_a_part_of_the_engines_time(stage, guarded, accepts, listene
 
     A thread that always has work gets its share of the processors late, and with it all who are connected.
     """
-    crowd, round = 500, 128
+    crowd, round = 600, 512
     server = stage.start(
         "exhausted", "connected", "roomy", without="" if guarded else "accept-pause", LD_PRELOAD=accepts
     )

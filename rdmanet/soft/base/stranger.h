@@ -38,7 +38,7 @@
 
 #include "verbs.h"
 
-enum { RN_ACCEPTS_PER_ROUND = 128, RN_ACCEPTS_ARE_MANY = 16, RN_ACCEPT_PAUSE_MS = 1 };
+enum { RN_ACCEPTS_PER_ROUND = 512, RN_ACCEPTS_ARE_MANY = 16, RN_ACCEPT_PAUSE_MS = 1 };
 
 enum rn_stranger_kind {
 	RN_STRANGER_SILENT,
