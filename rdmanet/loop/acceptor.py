@@ -5,10 +5,6 @@ Theory
 A listener stays readable as long as somebody waits there, and a loop says so in each of its turns. If accept() fails
 because no descriptor or memory is left, or for another lasting reason, the loop would do nothing else any more. So it
 looks away for `REST_S`, as asyncio does from its TCP listeners. Those who wait are served then, or have given up.
-
-Anybody may connect to these listeners, as often as they like. So a turn of the loop accepts `AT_ONCE` at most, and if
-`MANY` have come, the loop looks away for `PAUSE_S`. A flood takes a part of the loop's time then, and not a part of
-each turn; and a loop that sleeps now and then gets a processor soon when there is something to do.
 """
 
 from __future__ import annotations
@@ -19,11 +15,7 @@ from collections.abc import Callable
 
 REST_S = 1.0
 """For how long nobody is accepted after accept() has failed."""
-AT_ONCE = 64
-"""How many are accepted in one turn of the loop."""
-MANY = 16
-PAUSE_S = 0.001
-"""For how long nobody is accepted after `MANY`."""
+_AT_ONCE = 64  # in one turn of the loop
 
 
 class Acceptor:
@@ -60,23 +52,16 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._arrived)
 
     def _arrived(self) -> None:
-        for count in range(AT_ONCE):
+        for _ in range(_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                # Nobody is left, or the first in the queue has gone.
-                if count >= MANY:
-                    self._look_away(PAUSE_S)
-                return
+                return  # nobody is left, or the first in the queue has gone
             except OSError:
-                self._look_away(REST_S)
+                self._loop.remove_reader(self._listener.fileno())
+                self._resting = self._loop.call_later(REST_S, self._begin)
                 return
             connection.setblocking(False)
             self._accepted(connection)
             if self._listener.fileno() < 0:
                 return
-        self._look_away(PAUSE_S)
-
-    def _look_away(self, seconds: float) -> None:
-        self._loop.remove_reader(self._listener.fileno())
-        self._resting = self._loop.call_later(seconds, self._begin)

@@ -1,7 +1,6 @@
 """Accepting rests when it fails, and goes on later."""
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -93,29 +92,3 @@ async def test_it_may_be_closed_by_who_was_accepted(listener):
         await until_seen(lambda: listener.fileno() < 0)
         with pytest.raises(ConnectionResetError):
             second.recv(1)
-
-
-@pytest.mark.parametrize("more", [0, 3], ids=["all have come", "more wait"])
-async def test_a_crowd_has_a_part_of_the_loops_time(listener, monkeypatch, more):
-    """Else the loop would accept in each of its turns as long as a flood lasts, and never sleep."""
-    monkeypatch.setattr(acceptor, "PAUSE_S", 1000)
-    first = acceptor.AT_ONCE if more else acceptor.MANY
-    came: list[socket.socket] = []
-    with contextlib.ExitStack() as stack:
-        for _ in range(first + more):
-            stack.enter_context(caller(listener))
-        accepting = Acceptor(asyncio.get_running_loop(), listener, came.append)
-        await until_seen(lambda: len(came) >= first)
-        stack.enter_context(caller(listener))
-        await loop_turns(20)
-        assert len(came) == first
-        accepting.close()
-        assert accepting._resting.cancelled()
-        monkeypatch.setattr(acceptor, "PAUSE_S", 0.001)
-        accepting = Acceptor(asyncio.get_running_loop(), listener, came.append)
-        for _ in range(acceptor.MANY):
-            stack.enter_context(caller(listener))
-        await until_seen(lambda: len(came) == first + more + 1 + acceptor.MANY)
-        accepting.close()
-        for each in came:
-            each.close()

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accepts: loaded into a program (LD_PRELOAD), it counts the calls of accept4() that find no descriptor, and how often
- * a thread looks away from a descriptor in an epoll set. */
+/* Accepts: loaded into a program (LD_PRELOAD), it counts the calls of accept4() that find no descriptor. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdatomic.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
-atomic_uint accepts_in_vain, looks_away;
+atomic_uint accepts_in_vain;
 
 int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
@@ -17,11 +15,4 @@ int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 	if (got < 0 && errno == EMFILE)
 		accepts_in_vain++;
 	return got;
-}
-
-int epoll_ctl(int set, int how, int fd, struct epoll_event *event)
-{
-	if (how == EPOLL_CTL_MOD && event && !event->events)
-		looks_away++;
-	return ((__typeof__(&epoll_ctl))dlsym(RTLD_NEXT, "epoll_ctl"))(set, how, fd, event);
 }

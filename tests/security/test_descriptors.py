@@ -187,18 +187,14 @@ def while_some_wait(stage, listener, *options, **how):
     """What a server without descriptors does in a second, at which some wait to be accepted."""
     server = stage.start("exhausted", *options, **how)
     place = server.hear()[listener]
+    kind = socket.SOCK_SEQPACKET if listener in ("register", "queue_pair") else socket.SOCK_STREAM
+    family = socket.AF_INET if listener == "tcp" else socket.AF_UNIX
     with contextlib.ExitStack() as stack:
         for _ in range(3):
-            stack.enter_context(stranger(listener, place))
+            stranger = stack.enter_context(socket.socket(family, kind))
+            stranger.connect(("127.0.0.1", place) if listener == "tcp" else f"\0{place}")
         server.tell()
         return server.hear()
-
-
-def stranger(listener, place):
-    kind = socket.SOCK_SEQPACKET if listener in ("register", "queue_pair") else socket.SOCK_STREAM
-    made = socket.socket(socket.AF_INET if listener == "tcp" else socket.AF_UNIX, kind)
-    made.connect(("127.0.0.1", place) if listener == "tcp" else f"\0{place}")
-    return made
 
 
 @pytest.mark.parametrize("listener", ["door", "register"])
@@ -219,27 +215,3 @@ def test_who_waits_where_the_device_cannot_accept(stage, guarded, accepts, liste
     done = while_some_wait(stage, listener, *options, without=without, LD_PRELOAD=accepts)
     assert done["accepts_in_vain"]
     assert (done["accepts_in_vain"] < 100) is guarded, done
-
-
-@pytest.mark.parametrize("listener", ["name", "queue_pair", "tcp"])
-def test_a_crowd_has_a_part_of_the_engines_time(stage, guarded, accepts, listener):
-    """It looks away between two rounds of newcomers, so that it sleeps now and then, whatever a flood does.
-
-    A thread that always has work gets its share of the processors late, and with it all who are connected.
-    """
-    crowd, round = 600, 512
-    server = stage.start(
-        "exhausted", "connected", "roomy", without="" if guarded else "accept-pause", LD_PRELOAD=accepts
-    )
-    place = server.hear()[listener]
-    server.stop()
-    with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(stranger(listener, place)) for _ in range(crowd)]
-        for each in strangers:
-            each.send(b"in no language of ours" * 10)
-        server.send_signal(signal.SIGCONT)
-        for each in strangers:
-            with contextlib.suppress(ConnectionResetError):
-                assert each.recv(1) == b"", "who is accepted is shown out"
-    server.tell()
-    assert (server.hear()["looks_away"] >= crowd // round) is guarded

@@ -14,7 +14,6 @@ static const char *const names[RN_GUARDS] = {
 	[RN_GUARD_TCP_PROGRAM] = "tcp-program",
 	[RN_GUARD_CM_SECRET] = "cm-secret",
 	[RN_GUARD_RESERVE] = "reserve",
-	[RN_GUARD_ACCEPT_PAUSE] = "accept-pause",
 	[RN_GUARD_ACCEPT_REST] = "accept-rest",
 	[RN_GUARD_HANDOVER] = "handover",
 	[RN_GUARD_LINK_PROOF] = "link-proof",

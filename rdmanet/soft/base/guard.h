@@ -18,7 +18,6 @@ enum rn_guard {
 	RN_GUARD_TCP_PROGRAM,   /* a TCP program of this host gets no request: cm/socket.c */
 	RN_GUARD_CM_SECRET,     /* the secret is asked for by the connection manager: cm/secret.c */
 	RN_GUARD_RESERVE,       /* the last descriptors stay free, and newcomers are refused: cm/listen.c */
-	RN_GUARD_ACCEPT_PAUSE,  /* listeners look away between two rounds of newcomers: cm/listen.c, peer/port.c */
 	RN_GUARD_ACCEPT_REST,   /* who cannot accept, for want of descriptors, tries again later: cm/listen.c, peer/port.c */
 	RN_GUARD_HANDOVER,      /* connections of linked processes keep no descriptors: cm/handover.c, cm/ask.c */
 	RN_GUARD_LINK_PROOF,    /* both ends of a link show that they may trace each other: peer/proof.c */

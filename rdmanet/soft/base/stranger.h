@@ -20,12 +20,6 @@
  * have spoken, nor the other way round. Those of the second kind may be closed only after a fifth of the time allowed
  * for silence: an honest burst, of any size, is over by then. If no descriptor is left, silent ones are closed first.
  *
- * Newcomers have no more of the engine's time than they need.  If RN_ACCEPTS_ARE_MANY of them have come at once, the
- * listener looks away for RN_ACCEPT_PAUSE_MS, and it accepts RN_ACCEPTS_PER_ROUND at most before it does.  So the engine
- * sleeps between two rounds, whatever a flood does, and who is connected finds it as before: one that always has work is
- * given a processor late by the kernel, and no thread of the program can stand in for it (engine.c).  A round is long
- * enough to empty what one process fills: who comes after a flood waits behind it.
- *
  * All of it runs on the engine.
  */
 #ifndef RDMANET_SOFT_STRANGER_H
@@ -37,8 +31,6 @@
 #include <sys/types.h>
 
 #include "verbs.h"
-
-enum { RN_ACCEPTS_PER_ROUND = 512, RN_ACCEPTS_ARE_MANY = 16, RN_ACCEPT_PAUSE_MS = 1 };
 
 enum rn_stranger_kind {
 	RN_STRANGER_SILENT,

@@ -146,7 +146,7 @@ struct rn_cm_id {
 	struct rn_list listening; /* ask.c: of those that have a TCP port, by the number that the kernel gives them */
 	uint64_t cookie;
 	struct rn_source accepting;
-	struct rn_timer accept_retry; /* no descriptor left, or many have come: accept again later */
+	struct rn_timer accept_retry; /* no descriptor left: try again later */
 	unsigned backlog, unread_requests;
 	bool paused;
 

@@ -23,6 +23,7 @@
 #include <sys/resource.h>
 
 enum {
+	ACCEPTS_PER_ROUND = 16,
 	ACCEPT_RETRY_MS = 100,
 	RESERVE_MAX = 32,
 	UNMET_MAX = 32,    /* that are counted */
@@ -295,15 +296,10 @@ static bool accept_one(struct rn_cm_id *listener)
 void rn_cm_listen_ready(struct rn_source *source, uint32_t epoll_events)
 {
 	struct rn_cm_id *listener = RN_OWNER(source, struct rn_cm_id, accepting);
-	int count = 0;
 
 	(void)epoll_events;
-	while (count < RN_ACCEPTS_PER_ROUND && accept_one(listener))
-		count++;
-	if (count < RN_ACCEPTS_ARE_MANY || !rn_guarded(RN_GUARD_ACCEPT_PAUSE))
-		return;
-	rn_source_modify(source, 0);
-	rn_timer_set(&listener->accept_retry, RN_ACCEPT_PAUSE_MS * 1000000u);
+	for (int i = 0; i < ACCEPTS_PER_ROUND && accept_one(listener); i++)
+		;
 }
 
 void rn_cm_listen_retry(struct rn_timer *timer)

@@ -250,7 +250,7 @@ struct streamed {
 struct listener {
 	struct listener *next;
 	struct rn_source source;
-	struct rn_timer accept_retry;   /* no descriptor left, or many have come: accept again later */
+	struct rn_timer accept_retry;   /* no descriptor left: accept again later */
 	void (*arrived)(int fd);   /* takes it; on the engine, without the lock */
 	union ibv_gid gid;         /* TCP's */
 };

@@ -39,40 +39,24 @@ static int accept_at(const struct listener *listener)
 	return rn_fd_own(accept4(listener->source.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
 }
 
-static void look_away(struct listener *listener, uint64_t ms)
+static void listener_ready(struct rn_source *source, uint32_t epoll_events)
 {
-	rn_source_modify(&listener->source, 0);
-	rn_timer_set_ms(&listener->accept_retry, ms);
-}
-
-/* False: no more for now. */
-static bool accept_one(struct listener *listener)
-{
+	struct listener *listener = RN_OWNER(source, struct listener, source);
 	int fd = accept_at(listener);
 
+	(void)epoll_events;
 	if (fd < 0 && errno == EMFILE && rn_stranger_make_room())
 		fd = accept_at(listener);
 	if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
 		rn_warn(RN_WARN_DESCRIPTORS, "cannot accept a connection to one of our queue pairs yet: %s",
 			strerror(errno));
-		if (rn_guarded(RN_GUARD_ACCEPT_REST))
-			look_away(listener, ACCEPT_RETRY_MS);
+		if (!rn_guarded(RN_GUARD_ACCEPT_REST))
+			return;
+		rn_source_modify(source, 0);
+		rn_timer_set_ms(&listener->accept_retry, ACCEPT_RETRY_MS);
 	}
 	if (fd >= 0)
 		listener->arrived(fd);
-	return fd >= 0;
-}
-
-static void listener_ready(struct rn_source *source, uint32_t epoll_events)
-{
-	struct listener *listener = RN_OWNER(source, struct listener, source);
-	int count = 0;
-
-	(void)epoll_events;
-	while (count < RN_ACCEPTS_PER_ROUND && accept_one(listener))
-		count++;
-	if (count >= RN_ACCEPTS_ARE_MANY && rn_guarded(RN_GUARD_ACCEPT_PAUSE))
-		look_away(listener, RN_ACCEPT_PAUSE_MS);
 }
 
 static void listener_free(struct listener *listener)

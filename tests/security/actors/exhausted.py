@@ -1,9 +1,8 @@
-"""A server of the loop without a free descriptor, to be watched: argv may be "restless", who accepts again at once,
-"connected", who has a connection, and so a queue pair that listens, or "roomy", who has descriptors.
+"""A server of the loop without a free descriptor, to be watched: argv may be "restless", who accepts again at once, or
+"connected", who has a connection, and so a queue pair that listens.
 
 Says where each kind of its listeners is. A line from the test has it say how often the loop's own listeners are looked
-at in a second, and how often accept4() found no descriptor meanwhile, which accepts.c counts; and how often in all the
-engine has looked away from a descriptor.
+at in a second, and how often accept4() found no descriptor meanwhile, which accepts.c counts.
 """
 
 import asyncio
@@ -20,9 +19,10 @@ if "restless" in argv:
 
 looks = 0
 program = ctypes.CDLL(None)
-in_vain, away = (
-    ctypes.c_uint.in_dll(program, name) if hasattr(program, name) else ctypes.c_uint()
-    for name in ("accepts_in_vain", "looks_away")
+in_vain = (
+    ctypes.c_uint.in_dll(program, "accepts_in_vain")
+    if hasattr(program, "accepts_in_vain")
+    else ctypes.c_uint()
 )
 
 
@@ -57,8 +57,7 @@ async def main():
     loop.add_reader(sys.stdin, lambda: sys.stdin.readline() and asked.set())
     lowest = os.dup(0)
     os.close(lowest)
-    if "roomy" not in argv:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, lowest))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, lowest))
     say(
         door=f"rdmanet-stream/127.0.0.1/{port}",
         register=f"rdmanet-stream/127.0.0.1/{port}/workers",
@@ -71,7 +70,7 @@ async def main():
         asked.clear()
         before, seen = in_vain.value, looks
         await asyncio.sleep(1)
-        say(accepts_in_vain=in_vain.value - before, looks=looks - seen, looks_away=away.value)
+        say(accepts_in_vain=in_vain.value - before, looks=looks - seen)
 
 
 rdmanet.run(main())
