@@ -208,7 +208,7 @@ class Chooser:
         return None
 
     def keep(self, chance: Chance, place: doors.Place | None) -> None:
-        """There is a connection where a door has led."""
+        """There is a connection where a door has led, by the embedded device."""
         if chance.asked is None or chance.place is not None or place is None or not place.listener:
             return
         if len(self._kept) >= _PEERS_KEPT:

@@ -13,11 +13,10 @@ fastest way, and most connections go it. Happy eyeballs are the loop's own, too:
 the rest is left to the loop.
 
 A server on this host has its door asked first, which shows that its loop runs, unless it has just answered another
-connection. If there is no connection soon after, it
-is asked again (inquiry.py), and the attempt ends if it does not answer any more. On another host nothing but the
-attempt itself shows whether RDMA works, and its failure may take seconds. So TCP starts `HEAD_START_S` later, and what
-is there first is taken (RFC 8305 does so for two families of addresses). The protocol is made once, for the winner. The
-loser is closed without a word.
+connection. If there is no connection soon after, it is asked again (inquiry.py), and the attempt ends if it does not
+answer any more. On another host nothing but the attempt itself shows whether RDMA works, and its failure may take
+seconds. So TCP starts `HEAD_START_S` later, and what is there first is taken (RFC 8305 does so for two families of
+addresses). The protocol is made once, for the winner. The loser is closed without a word.
 """
 
 from __future__ import annotations
@@ -122,6 +121,8 @@ class Attempt:
         """TLS, if the program wants that."""
         self.place: doors.Place | None = None
         """Where the server's door has led us."""
+        self.is_embedded = False
+        """The embedded device has made the connection."""
         self._inquiry: Inquiry | None = None
         self._base = base
         self._settings = settings
@@ -173,14 +174,17 @@ class Attempt:
         )  # fmt: skip
         self.layer = None if tls is None else Layer(tls, self._base.loop, self._make_own)
         libraries = libraries_for(address, None)
-        if self.place is None:
-            libraries = [library for library in libraries if not library.embedded_device]
+        if self.place is None or chance.place is not None:
+            is_wanted = chance.place is not None
+            libraries = [library for library in libraries if library.embedded_device is is_wanted]
         failure: OSError = ConnectionRefusedError("no RDMA device reaches it")
         config = self._settings.config(chance.reason)
         for library in libraries:
             loop_context = await loop_context_for(self._base.loop, library)
             try:
-                return await self._connect_by(loop_context, config, address)
+                transport = await self._connect_by(loop_context, config, address)
+                self.is_embedded = library.embedded_device
+                return transport
             except OSError as exc:
                 if self.is_made or isinstance(exc, doors.SilentError):
                     raise
@@ -352,7 +356,8 @@ async def try_rdma(
             elif _is_lasting(exc):
                 chooser.remember_refusing(address[0], address[1], exc.strerror or str(exc))
             return _tried(exc)
-        chooser.keep(chance, attempt.place)
+        if attempt.is_embedded:
+            chooser.keep(chance, attempt.place)
         return transport
     try:
         winner = await _race(base, attempt, address, chance, tcp, lost)

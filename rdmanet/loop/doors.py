@@ -35,7 +35,9 @@ answer has these numbers:
 * the ports of workers whose loops are busy (workers.py), if there are any.
 
 If a server has no workers, the client keeps the answer for a moment (choice.py): to knock takes longer than to connect.
-As long as the kernel says that the same listener gets TCP's connections, the door is believed, and says the same.
+As long as the kernel says that the same listener gets TCP's connections, the door is believed, and says the same. The
+TCP listener may outlive RDMA's, whose port on an adapter is anybody's then. So an answer is kept for the embedded
+device alone, which asks for each connection who has the listener's name (soft/cm/name.c).
 
 The number before them is the version of what doors say and mean, `VERSION`. It moves by one when an older client would
 misunderstand an answer. A client of another version takes TCP, and says both versions.

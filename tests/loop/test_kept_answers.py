@@ -10,6 +10,7 @@ from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
 from rdmanet.loop import choice, connecting, doors, workers
 from rdmanet.loop.doors import Answer, Door
+from rdmanet.stream import addresses, loop_context
 from tests.support.waiting import until_seen
 
 
@@ -96,6 +97,60 @@ async def test_one_that_has_begun_anew_is_asked_again(
         monkeypatch.setattr(connecting.Attempt, "_connect_by", fail_once)
         assert await reached(port) == "rdma"
         assert knocks == [port] * 2 and failures
+
+
+class Adapter:
+    """Stands for the library of an adapter: its ports are not TCP's, and anybody may take a free one."""
+
+    name = "adapter"
+    embedded_device = False
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives this process an adapter that reaches the server, or does not: call it when the server is there.
+
+    It returns the names of the libraries that connections are tried by. The embedded one connects for the adapter.
+    """
+    libraries, connect_by = addresses.libraries_for, connecting.Attempt._connect_by
+    context_for = loop_context.loop_context_for
+    names: list[str] = []
+
+    async def context(loop: asyncio.AbstractEventLoop, library: Any) -> Any:
+        return library if isinstance(library, Adapter) else await context_for(loop, library)
+
+    def begin(reaches: bool) -> list[str]:
+        async def connect(attempt: Any, by: Any, config: Any, address: Any) -> Any:
+            embedded = libraries(("127.0.0.1", 1), None)[0]
+            names.append("adapter" if isinstance(by, Adapter) else "embedded")
+            if isinstance(by, Adapter):
+                if not reaches:
+                    raise ConnectionRefusedError("nobody listens by this adapter")
+                by = await context_for(attempt._base.loop, embedded)
+            return await connect_by(attempt, by, config, address)
+
+        monkeypatch.setattr(addresses, "libraries_for", lambda *args: [Adapter(), *libraries(*args)])
+        monkeypatch.setattr(loop_context, "loop_context_for", context)
+        monkeypatch.setattr(connecting.Attempt, "_connect_by", connect)
+        return names
+
+    return begin
+
+
+async def test_nothing_is_kept_for_an_adapter(knocks: list[int], tried: Any) -> None:
+    """RDMA may have ended, and its port be another user's, while the same TCP listener is there."""
+    async with serving() as (_, port):
+        names = tried(reaches=True)
+        assert [await reached(port) for _ in range(2)] == ["rdma"] * 2
+        assert names == ["adapter"] * 2 and knocks == [port] * 2
+
+
+async def test_what_is_kept_leads_to_no_adapter(knocks: list[int], tried: Any) -> None:
+    """Nobody had the port there when the door answered. Whoever has it now is not the server."""
+    async with serving() as (_, port):
+        names = tried(reaches=False)
+        assert [await reached(port) for _ in range(3)] == ["rdma"] * 3
+        assert names == ["adapter", *["embedded"] * 3] and knocks == [port]
 
 
 async def test_each_host_is_chosen_for_itself(knocks: list[int]) -> None:
