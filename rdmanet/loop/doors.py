@@ -35,9 +35,10 @@ answer has these numbers:
 * the ports of workers whose loops are busy (workers.py), if there are any.
 
 If a server has no workers, the client keeps the answer for a moment (choice.py): to knock takes longer than to connect.
-As long as the kernel says that the same listener gets TCP's connections, the door is believed, and says the same. The
-TCP listener may outlive RDMA's, whose port on an adapter is anybody's then. So an answer is kept for the embedded
-device alone, which asks for each connection who has the listener's name (soft/cm/name.c).
+As long as the kernel says that the same listener gets TCP's connections, and /proc that the door's process has it, the
+door is believed, and says the same. So nothing is kept of another user's server that /proc does not show. RDMA may end
+before the TCP listener, and its port on an adapter is anybody's then. So an answer is kept for the embedded device
+alone, which asks for each connection who has the listener's name (soft/cm/name.c).
 
 The number before them is the version of what doors say and mean, `VERSION`. It moves by one when an older client would
 misunderstand an answer. A client of another version takes TCP, and says both versions.
@@ -57,7 +58,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rdmanet.loop import kernel
+from rdmanet.loop import kernel, trust
 from rdmanet.loop.acceptor import Acceptor
 from rdmanet.loop.trust import Speaker
 
@@ -250,13 +251,17 @@ class Place(NamedTuple):
     busy: frozenset[int] = frozenset()
     listener: int = 0
     """The inode of the TCP listener, if the door would say the same while that is who listens."""
+    link: str = ""
+    """Where /proc shows that the door's process has that listener."""
 
     def holds(self) -> bool:
         """Whether the door would say the same now.
 
         :raises OSError: there are no descriptors left
         """
-        listener = kernel.tcp_listener(self.address, self.port) if self.listener else None
+        if not self.listener or not trust.is_still(self.link, self.listener):
+            return False
+        listener = kernel.tcp_listener(self.address, self.port)
         return listener is not None and listener.inode == self.listener
 
     def why_left(self) -> str:
@@ -456,4 +461,5 @@ def _understood(found: Found, answer: bytes) -> Place:
         return Place(found.address, port, inode, frozenset(busy))
     listener = found.speaker.listener
     is_the_same = listener is not None and listener.inode == inode
-    return Place(found.address, port, 0, frozenset(busy), inode if is_the_same else 0)
+    link = found.speaker.link(descriptor)
+    return Place(found.address, port, 0, frozenset(busy), inode if is_the_same else 0, link)

@@ -86,7 +86,7 @@ class Speaker:
         assert self.listener is not None
         shown: str | None
         try:
-            shown = posix.readlink(f"/proc/{self.pid}/fd/{number}")
+            shown = posix.readlink(self.link(number))
         except OSError as exc:
             if kernel.lacks_resources(exc):
                 raise
@@ -97,6 +97,10 @@ class Speaker:
         if not self._lives():
             return f"process {self.pid}, which offers RDMA there, has ended"
         return ""
+
+    def link(self, number: int) -> str:
+        """Where /proc shows what this descriptor of its is."""
+        return f"/proc/{self.pid}/fd/{number}"
 
     def _why_confined(self) -> str:
         """Why it may be in a container or a sandbox; "" if it is not, or only in one that has the listener, too."""
@@ -138,6 +142,19 @@ class Speaker:
             return not ended.poll(0)
         finally:
             os.close(fd)
+
+
+def is_still(link: str, inode: int) -> bool:
+    """Whether a descriptor, as `Speaker.link` names it, is this socket. Whoever has the pid now: it has the socket.
+
+    :raises OSError: there is no memory left to ask with
+    """
+    try:
+        return posix.readlink(link) == f"socket:[{inode}]"
+    except OSError as exc:
+        if kernel.lacks_resources(exc):
+            raise
+        return False
 
 
 def may_map(pid: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
-from rdmanet.loop import choice, connecting, doors, workers
+from rdmanet.loop import choice, connecting, doors, inquiry, kernel, workers
 from rdmanet.loop.doors import Answer, Door
 from rdmanet.stream import addresses, loop_context
 from tests.support.waiting import until_seen
@@ -16,7 +16,8 @@ from tests.support.waiting import until_seen
 
 @pytest.fixture
 def knocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ports at whose doors this process knocks. Answers are kept for long."""
+    """The ports at whose doors this process knocks to connect. Answers are kept for long, and nobody asks again who
+    waits for a connection: on a busy machine that may take long."""
     knock, ports = doors.knock, []
 
     def count(found: doors.Found, loop: asyncio.AbstractEventLoop) -> Any:
@@ -25,6 +26,7 @@ def knocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(doors, "knock", count)
     monkeypatch.setattr(choice, "KEPT_S", 1000.0)
+    monkeypatch.setattr(inquiry, "ASK_S", 1000.0)
     return ports
 
 
@@ -187,6 +189,22 @@ async def test_it_is_kept_only_for_the_listener_that_the_kernel_names(
     assert place.listener == (0 if beside else inode) and place.holds() is not bool(beside)
     assert place.why_left() == ""
     door.close()
+
+
+async def test_it_is_kept_only_while_the_doors_process_has_the_listener(listener: socket.socket) -> None:
+    """It may have ended, and left the listener to a program that takes TCP alone: then RDMA's name is for others."""
+    port, inode = listener.getsockname()[1], os.fstat(listener.fileno()).st_ino
+    its = os.dup(listener.fileno())
+    door = Door("127.0.0.1", port, lambda: Answer(port, its, inode))
+    door.open(asyncio.get_running_loop())
+    found = doors.find("127.0.0.1", port)
+    assert isinstance(found, doors.Found)
+    place = await doors.knock(found, asyncio.get_running_loop())
+    door.close()
+    assert place.holds()
+    os.close(its)
+    left = kernel.tcp_listener("127.0.0.1", port)
+    assert left is not None and left.inode == place.listener and not place.holds()
 
 
 @pytest.fixture
