@@ -23,7 +23,7 @@ The times are those of CLOCK_MONOTONIC, in nanoseconds, so they begin when the m
     40      8     how long it took, in nanoseconds
     48            name of the event, in UTF-8
 
-All numbers are little-endian.
+All numbers are little-endian. Names may be a stranger's: what tshark prints of them has no control characters.
 """
 
 import re
@@ -31,6 +31,8 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rdmanet.cli.asking import printable
 
 DISSECTOR = Path(__file__).with_name("wireshark.lua")
 FORMAT = 1
@@ -48,7 +50,7 @@ _USER0 = 147
 _NAME_OF_INTERFACE, _RESOLUTION, _FLAGS = 2, 9, 2  # options
 _NANOSECONDS = b"\x09"
 _INBOUND, _OUTBOUND = 1, 2
-_NAME_MOST = 200
+_NAME_MOST = 200  # characters
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 _PEER = re.compile(r"connection 0x[0-9a-f]{1,8}, peer's (0x[0-9a-f]{1,8})")
 _NO_PACKETS = ("M", "s", "f")  # names, and the ends of arrows
@@ -81,12 +83,12 @@ def blocks(events: Iterable[dict[str, Any]], names: Iterable[dict[str, Any]]) ->
 
 
 def _interface(name: str) -> bytes:
-    options = _option(_NAME_OF_INTERFACE, _cut(name)) + _option(_RESOLUTION, _NANOSECONDS) + _option(0, b"")
+    options = _option(_NAME_OF_INTERFACE, _shown(name)) + _option(_RESOLUTION, _NANOSECONDS) + _option(0, b"")
     return _block(_INTERFACE, _INTERFACE_HEAD.pack(_USER0, 0, 0) + options)
 
 
 def _packet(interface: int, event: Mapping[str, Any], peer: int) -> bytes:
-    name, known = _cut(event["name"]), event.get("args", {})
+    name, known = _shown(event["name"]), event.get("args", {})
     direction = {b"sent": _OUTBOUND, b"received": _INBOUND}.get(name.partition(b" ")[0], 0)
     content = (
         _EVENT.pack(
@@ -120,8 +122,8 @@ def _nanoseconds(microseconds: float) -> int:
     return min(max(0, round(microseconds * 1000)), _MASK_64)
 
 
-def _cut(text: str) -> bytes:
-    return text.encode(errors="replace")[:_NAME_MOST]
+def _shown(text: str) -> bytes:
+    return printable(text, _NAME_MOST).encode()
 
 
 def _option(code: int, value: bytes) -> bytes:

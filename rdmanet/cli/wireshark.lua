@@ -28,7 +28,8 @@ function rdmanet.dissector(buffer, pinfo, tree)
     end
     local name_bytes = math.min(buffer(2, 2):le_uint(), buffer:len() - HEADER_BYTES)
     local name = buffer(HEADER_BYTES, name_bytes)
-    local part = tree:add(rdmanet, buffer(), "rdmanet: " .. name:string())
+    local event = name:string(ENC_UTF_8)
+    local part = tree:add(rdmanet, buffer(), "rdmanet: " .. event)
     part:add(fields.format, buffer(0, 1))
     part:add(fields.direction, buffer(1, 1))
     part:add_le(fields.name_bytes, buffer(2, 2))
@@ -39,7 +40,7 @@ function rdmanet.dissector(buffer, pinfo, tree)
     part:add_le(fields.frame, buffer(24, 8))
     part:add_le(fields.bytes, buffer(32, 8))
     part:add_le(fields.duration, buffer(40, 8))
-    part:add(fields.event, name)
+    part:add_packet_field(fields.event, name, ENC_UTF_8)
 
     local ours = string.format("0x%x", buffer(8, 4):le_uint())
     local theirs = string.format("0x%x", buffer(12, 4):le_uint())
@@ -47,7 +48,7 @@ function rdmanet.dissector(buffer, pinfo, tree)
     pinfo.cols.protocol = "rdmanet"
     pinfo.cols.src = has_come and theirs or ours
     pinfo.cols.dst = has_come and ours or theirs
-    pinfo.cols.info = string.format("%s, %s bytes, credits %d", name:string(), tostring(buffer(32, 8):le_uint64()),
+    pinfo.cols.info = string.format("%s, %s bytes, credits %d", event, tostring(buffer(32, 8):le_uint64()),
                                     buffer(16, 4):le_uint())
     return buffer:len()
 end

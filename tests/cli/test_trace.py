@@ -95,7 +95,7 @@ FRAMES = [
     {"ph": "s", "name": "frame", "cat": "frame", "id": "0x9.1", "pid": 1, "tid": 7, "ts": 4294967.5},
     {"ph": "X", "name": "received Data", "pid": 2, "tid": 9, "ts": 4294969, "dur": 0.001,
      "args": {"bytes": 3, "credits": 16, "frame": 1}},
-    {"ph": "X", "name": "no credits", "pid": 1, "tid": 7, "ts": 5e6, "dur": 50, "args": {}},
+    {"ph": "X", "name": "é: no credits", "pid": 1, "tid": 7, "ts": 5e6, "dur": 50, "args": {}},
 ]  # fmt: skip
 
 
@@ -142,6 +142,16 @@ def test_a_capture_of_a_strangers_events(capture, event):
     assert len(list(blocks_of(capture([{"ph": "X", "pid": 1.5, "args": {}} | event]).read_bytes()))) == 3
 
 
+def test_a_capture_has_nothing_that_a_terminal_would_act_on(capture):
+    """tshark prints the names of events and of interfaces as they are."""
+    escape = "\x1b[2J\u202e\x9b"
+    process = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": f"é{escape}"}}
+    event = {"ph": "X", "name": f"sent é{escape}", "pid": 1, "tid": 7, "ts": 0, "args": {}}
+    _, (_, interface), (_, packet) = blocks_of(capture([process, event]).read_bytes())
+    shown = "é\ufffd[2J\ufffd\ufffd".encode()
+    assert b"1 " + shown in interface and b"sent " + shown in packet
+
+
 @pytest.mark.skipif(not shutil.which("tshark"), reason="tshark is not installed")
 def test_wireshark_shows_a_capture(capture, capsys):
     with pytest.raises(SystemExit):
@@ -159,7 +169,7 @@ def test_wireshark_shows_a_capture(capture, capsys):
     assert shown("-T", "fields", *fields) == [
         ["sent Data", "1", "1", "0x00000007", "0x00000009", "1", "3", "15", "1"],
         ["received Data", "2", "2", "0x00000009", "0x00000000", "1", "3", "16", "1"],
-        ["no credits", "0", "1", "0x00000007", "0x00000009", "0", "0", "0", "50000"],
+        ["é: no credits", "0", "1", "0x00000007", "0x00000009", "0", "0", "0", "50000"],
     ]
     columns = ["_ws.col.Info", "frame.interface_name", "frame.time_epoch", "frame.packet_flags_direction"]
     columns = [word for name in columns for word in ("-e", name)]
