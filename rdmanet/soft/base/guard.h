@@ -19,7 +19,7 @@ enum rn_guard {
 	RN_GUARD_CM_SECRET,     /* the secret is asked for by the connection manager: cm/secret.c */
 	RN_GUARD_RESERVE,       /* the last descriptors stay free, and newcomers are refused: cm/listen.c */
 	RN_GUARD_ACCEPT_REST,   /* who cannot accept, for want of descriptors, tries again later: cm/listen.c, peer/port.c */
-	RN_GUARD_HANDOVER,      /* connections of linked processes keep no descriptors: cm/handover.c, cm/ask.c */
+	RN_GUARD_HANDOVER,      /* connections of linked processes keep no descriptors: cm/handover.c, cm/ask.c, cm/asked.c */
 	RN_GUARD_LINK_PROOF,    /* both ends of a link show that they may trace each other: peer/proof.c */
 	RN_GUARD_TCP_NO_ARENA,  /* where all goes by TCP the arena is given to nobody: peer/inbound.c */
 	RN_GUARD_TCP_ATTACH,    /* a mapped queue pair takes no TCP connection: tcp/tcp.c */
@@ -35,8 +35,8 @@ enum rn_guard {
 	RN_GUARD_RECV_OPCODE,   /* a completion tells the opcode of what completed it: objects/cq_poll.c */
 	RN_GUARD_OWN_FACTS,     /* what the owner knows isn't read from the arena */
 	RN_GUARD_STRANGERS,     /* strangers are limited: stranger.c */
-	RN_GUARD_CM_FLOOD,      /* of one connection little is read at a time, and nothing twice: cm/socket.c */
-	RN_GUARD_HALF_OPEN,     /* a peer that was accepted and falls silent has to leave when others come: cm/listen.c */
+	RN_GUARD_CM_FLOOD,      /* of one connection little is read at a time, and nothing twice: cm/socket.c, cm/hear.c */
+	RN_GUARD_HALF_OPEN,     /* a peer that was accepted and falls silent has to leave when others come: cm/callbacks.c */
 	RN_GUARD_OWN_SOURCE,    /* all addresses of this host are one source: stranger.c */
 	RN_GUARD_TCP_USER,      /* who connects from this host by TCP is counted by its user: stranger.c */
 	RN_GUARD_SECRET_KEY,    /* a secret is a key, and no word: secret_key.c */

@@ -143,7 +143,7 @@ struct rn_cm_id {
 	struct ibv_qp_init_attr *qp_attr;
 
 	/* a listener's */
-	struct rn_list listening; /* ask.c: of those that have a TCP port, by the number that the kernel gives them */
+	struct rn_list listening; /* listeners.c: of those with a TCP port, by the number that the kernel gives them */
 	uint64_t cookie;
 	struct rn_source accepting;
 	struct rn_timer accept_retry; /* no descriptor left: try again later */

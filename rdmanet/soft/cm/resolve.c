@@ -3,7 +3,8 @@
  * Resolving: which of our addresses a destination is reached from, and that there is a route.
  *
  * The program can connect to every address that this host has a route to; the route decides which of ours is the source.
- * A wildcard to listen on stays a wildcard; as a destination it means the loopback address, as in the kernel's connection manager.
+ * A wildcard to listen on stays a wildcard; as a destination it means the loopback address, as in the kernel's connection
+ * manager.
  */
 #define _GNU_SOURCE
 #include "base/gid.h"

@@ -59,7 +59,7 @@ struct rn_cm_rep {
 	__be32 qpn, psn;
 	uint8_t responder_resources, initiator_depth, rnr_retry_count;
 	uint8_t flow_control, srq, private_length;
-	__be16 asker_number; /* for the asker's port, if it has none of TCP's: ask.c */
+	__be16 asker_number; /* for the asker's port, if it has none of TCP's: listeners.c */
 	__be32 ece_vendor, ece_options;
 	__be32 mail_channel; /* where who sends this reads its events, and its listener's, if it may be woken: link.c; else 0 */
 	uint8_t private_data[RN_CM_REP_PRIVATE];
@@ -185,7 +185,7 @@ struct rn_cm_wire {
 	bool has_said_last; /* nor do we, and the peer knows */
 	bool stays_off_mail; /* something went by the link: what follows does, too */
 	uint32_t mail_channel; /* by which who reads the other side's events is woken; 0: not known */
-	/* ask.c */
+	/* listeners.c */
 	bool is_waiting; /* counted: it was asked for by a link, and is not established */
 	uint16_t asker_number; /* which it was given: 0 if none */
 	uint64_t listener_cookie; /* of the passive side, once the request has come: the listener's, if it has one */
