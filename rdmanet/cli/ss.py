@@ -157,7 +157,8 @@ def run(args: argparse.Namespace) -> int:
     while left is None or left > 0:
         processes = picture.take(args.pid)
         if args.json:
-            print(json.encode(_as_json(picture, processes)).decode())
+            # In UTF-8 as all JSON, though the locale may not have the name of some process.
+            sys.stdout.buffer.write(json.encode(_as_json(picture, processes)) + b"\n")
         else:
             if args.watch and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")

@@ -1,5 +1,6 @@
 """`rdmanet ss`: another process is seen, who waits for whom there, and that it does not answer."""
 
+import io
 import json
 import os
 import re
@@ -243,6 +244,18 @@ def test_all_are_asked_though_there_are_descriptors_for_few(watched):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [[watched.pid, ""]] * 2
+
+
+def test_json_is_utf_8_whatever_the_locale_is(monkeypatch):
+    """One process with a name that the locale does not have hides no other."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    found = [ss_command.Process(1, 0, program) for program in ("é", "plain")]
+    monkeypatch.setattr(ss_command.Picture, "take", lambda picture, pid: found)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        assert main(["ss", "--json"]) == 0
+    said = json.loads(out.buffer.getvalue())["processes"]
+    assert [process["program"] for process in said] == ["é", "plain"]
 
 
 def test_nobody_is_there(monkeypatch, capsys):
