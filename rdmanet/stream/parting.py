@@ -1,7 +1,9 @@
 """The end of a loop: what was written is sent first, as TCP's kernel would still send it after a program has ended.
 
 Whoever ends the loop sleeps until then. Two things can end its wait: the engine finds that a peer's device has all that
-was written, or a connection is over. After each of them this looks at all connections, and asks those that are left.
+was written, or a connection is over. One connection that is sending is enough to wait for, so only that one is looked
+at, and asked, each time; then the next one. When none of them is left this looks at all again: many connections that
+end at once cost one look each.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Parting:
     def __init__(self, loop: asyncio.AbstractEventLoop, connections: Collection[Sender]) -> None:
         self.loop, self.connections = loop, connections
         self._over: asyncio.Future[None] | None = None
+        self._left: list[Sender] = []  # were sending when all were looked at; the last one is waited for
 
     @property
     def is_sending(self) -> bool:
@@ -53,15 +56,20 @@ class Parting:
         finally:
             timer.cancel()
             self._over = None
+            self._left.clear()
 
     def look(self) -> None:
         """Something was sent, or a connection is over."""
         if self._over is None:
             return
-        sending = [each for each in self.connections if each.is_sending()]
-        for each in sending:
-            each.when_delivered()  # again: it may have written something since
-        if not sending:
+        left = self._left
+        while left and not (left[-1] in self.connections and left[-1].is_sending()):
+            left.pop()
+        if not left:
+            left += [each for each in self.connections if each.is_sending()]  # some may have written since
+        if left:
+            left[-1].when_delivered()  # again: it may have written something since
+        else:
             self._end()
 
     def _end(self) -> None:

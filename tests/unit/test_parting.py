@@ -9,9 +9,10 @@ from rdmanet.stream import parting
 
 class Connection:
     def __init__(self) -> None:
-        self.sending, self.asked = True, 0
+        self.sending, self.asked, self.looked_at = True, 0, 0
 
     def is_sending(self) -> bool:
+        self.looked_at += 1
         return self.sending
 
     def when_delivered(self) -> None:
@@ -30,19 +31,46 @@ async def test_with_nothing_to_send_it_is_over_at_once():
     await task
 
 
-async def test_it_waits_for_the_last_one_and_asks_again_meanwhile():
-    first, last = Connection(), Connection()
-    connections = {first, last}
+@pytest.mark.parametrize("ends", [0, 1])
+async def test_it_waits_for_the_last_one_and_asks_again_meanwhile(ends: int):
+    connections = [Connection(), Connection()]
     waiting, task = await begun(connections)
-    assert first.asked == last.asked == 1
+    assert sum(each.asked for each in connections) == 1
+    first, last = connections[ends], connections[1 - ends]
     first.sending = False
     waiting.look()
     await asyncio.sleep(0)
     assert not task.done()
-    assert (first.asked, last.asked) == (1, 2)
-    connections.discard(last)  # it is over
+    asked = last.asked
+    assert asked
+    waiting.look()  # it has sent that, and written more
+    assert last.asked == asked + 1
+    connections.remove(last)  # it is over
     waiting.look()
     await task
+
+
+async def test_one_that_has_written_again_is_waited_for():
+    connections = [Connection(), Connection()]
+    waiting, task = await begun(connections)
+    for each, other in (connections, connections[::-1]):
+        each.sending, other.sending = False, True
+        waiting.look()
+        await asyncio.sleep(0)
+        assert not task.done()
+    connections.clear()  # they are over
+    waiting.look()
+    await task
+
+
+async def test_many_that_end_cost_a_few_looks_each():
+    connections = [Connection() for _ in range(500)]
+    waiting, task = await begun(connections)
+    for each in connections:
+        each.sending = False
+        waiting.look()
+    await task
+    assert sum(each.looked_at for each in connections) <= 5 * len(connections)
 
 
 async def test_a_peer_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch):
