@@ -106,14 +106,16 @@ def ask_all(pid: int | None = None) -> list[Answer]:
     :param pid: ask this one only
     """
     names, answers = deque(_names()), []
+    patience_ends = time.monotonic() + ANSWER_S
     while names:
-        answers += _ask_some(names, pid)
+        answers += _ask_some(names, pid, patience_ends)
     return answers
 
 
-def _ask_some(names: deque[tuple[bytes, int]], pid: int | None) -> list[Answer]:
+def _ask_some(names: deque[tuple[bytes, int]], pid: int | None, patience_ends: float) -> list[Answer]:
     """Ask the first ones of these, as many as there are descriptors for; they are taken out.
 
+    :param patience_ends: from when on no moment is given to who has not begun to speak
     :raises OSError: there are none
     """
     found: list[_Asked] = []
@@ -131,7 +133,7 @@ def _ask_some(names: deque[tuple[bytes, int]], pid: int | None) -> list[Answer]:
             names.popleft()
             if one.is_ours and pid in (None, one.answer.pid):
                 found.append(one)
-                one.await_head()
+                one.await_head(patience_ends)
             else:
                 one.socket.close()
         _hear({one.socket.fileno(): one for one in found if not one.answer.failed})
@@ -205,12 +207,13 @@ class _Asked:
             raise ProcessLookupError
         return pid, user
 
-    def await_head(self) -> None:
-        """Give it a moment to begin to speak."""
-        if not self.answer.failed:
+    def await_head(self, patience_ends: float) -> None:
+        """Give it a moment to begin to speak: many silent ones in all have no more than one alone."""
+        moment = min(GRACE_S, patience_ends - time.monotonic())
+        if not self.answer.failed and moment > 0:
             poller = select.poll()
             poller.register(self.socket.fileno(), select.POLLIN)
-            poller.poll(GRACE_S * 1000)
+            poller.poll(moment * 1000)
 
     def ask(self) -> None:
         """Ask for a line."""

@@ -119,3 +119,14 @@ def test_a_list_does_not_wait_for_asyncio():
     )
     done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_many_silent_ones_hold_nobody_up_for_long(monkeypatch):
+    """Anybody may have such sockets. Together they get no more time than one who begins to speak late."""
+    monkeypatch.setattr(asking, "GRACE_S", 1000.0)
+    with ExitStack() as stack:
+        for _ in range(3):
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.bind(f"\0{onlookers.NAME}{os.getpid()}/{os.urandom(8).hex()}")
+            silent.listen()
+        assert [answer.failed for answer in asking.ask_all(os.getpid())] == ["late"] * 3
