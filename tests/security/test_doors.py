@@ -148,3 +148,27 @@ def test_the_port_of_a_worker_passes_to_another_user(stage, guarded):
         assert "the worker at port" in said["why"]
     else:
         assert said["reply"] == "the successor", said
+
+
+@pytest.mark.parametrize("box", [str(ATTACKER), BOXES["landlock"]], ids=["another user", "landlock"])
+def test_the_name_of_a_kept_answer_passes_to_another(stage, guarded, box):
+    """A server ends its RDMA, and its TCP listener stays. A client that still keeps what the door has said does not
+    speak with who has taken the name of RDMA's listener."""
+    server = stage.start("switch_server", "127.0.0.1", 0, user=VICTIM, ACTOR_DUMPABLE="1")
+    port = server.hear()["port"]
+    without = "" if guarded else "name-owner"
+    client = stage.start("switch_client", "keeping", user=VICTIM, without=without, ACTOR_DUMPABLE="1")
+    assert request(client, port)["fabric"] == "rdma"
+    server.tell(tcp_alone=True)
+    server.hear()
+    attacker = stage.start("boxed_name_taker", box, f"::ffff:127.0.0.1/{port}")
+    assert attacker.hear()["has"] == 1
+    client.tell(port=port)
+    if guarded:
+        said = client.hear()
+        assert (said["reply"], said["fabric"]) == ("the server", "tcp"), said
+        attacker.tell()
+        assert attacker.hear() == {"visits": 1, "heard": ""}, "it looks who has the name, and goes"
+    else:
+        attacker.tell(heard="\0")  # of its request
+        assert attacker.hear()["heard"]

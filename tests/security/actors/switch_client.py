@@ -1,8 +1,9 @@
 """A client of the switched loop: argv is what it is, of `trusting` (it believes every door), `careless` (it does not
-look who is where it is led), `pausing` (when a door has said where to go, it says so, and goes on at the next line).
+look who is where it is led), `pausing` (when a door has said where to go, it says so, and goes on at the next line),
+`keeping` (it keeps what doors have said, and goes by names alone, as every loop does).
 
-For each line that it hears it connects to that `port`, and says the `reply`, the `fabric`, and `why`. It asks for RDMA
-by TCP as well, which no loop does: by a name alone it would not reach the attackers in any case.
+For each line that it hears it connects to that `port`, and says the `reply`, the `fabric`, and `why`. Others ask for
+RDMA by TCP as well: by a name alone they would not reach the attackers in any case.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import rdmanet
 import rdmanet.loop.connecting
 import rdmanet.stream.tls
 import rdmanet.transport
-from rdmanet.loop import doors
+from rdmanet.loop import choice, doors
 from rdmanet.loop.settings import Settings
 from rdmanet.loop.trust import Speaker
 
@@ -39,7 +40,10 @@ def by_tcp_too(self, reason, config=Settings.config):
     return replace(config(self, reason), by_name_alone=False)
 
 
-Settings.config = by_tcp_too
+if "keeping" in argv:
+    choice.KEPT_S = 1000.0
+else:
+    Settings.config = by_tcp_too
 if "trusting" in argv:
     Speaker.why_not = Speaker.why_not_with = lambda *_: ""
 if "careless" in argv:

@@ -2,7 +2,7 @@
 workers), `trusting` (it believes all who register), `patient` (it keeps all who say nothing at its register).
 
 Says its `port`, and then, for each line that it hears, how many `requests` it has had, and how many descriptors are
-`left`, up to `MANY`.
+`left`, up to `MANY`. At a line with `tcp_alone` it ends its RDMA first.
 """
 
 import asyncio
@@ -43,7 +43,10 @@ async def main():
     loop = asyncio.get_running_loop()
     server = await asyncio.start_server(answer, address, int(port), reuse_port="shared" in kinds)
     say(port=server.sockets[0].getsockname()[1])
-    while await loop.run_in_executor(None, hear) is not None:
+    while (order := await loop.run_in_executor(None, hear)) is not None:
+        if "tcp_alone" in order:
+            for each in server._rdma:
+                each.close()
         say(requests=requests, left=descriptors_left())
     server.close()
 
