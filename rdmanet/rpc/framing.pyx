@@ -4,7 +4,8 @@
 A frame is a length of four bytes, in network order, and a body of that many bytes (messages.py). A short body is copied
 out of what was received, so that what is kept of it does not keep the rest; a longer one is a view.
 
-A long body that is not all there has memory for all of it, whose pages the kernel provides as they are filled. A
+A long body that is not all there has memory for all of it, whose pages the kernel provides as they are filled. Large
+memory has huge ones (_pyx/reuse.pxi): a peer that sends a few bytes of it takes all of the first, so that counts. A
 transport can put the rest of the body there itself (`room`, `came`). The body ends at a multiple of ALIGN: so the last
 thing in it, mostly the bytes of an array, is where an array may be. The arguments or the result in its message are a
 view of that memory, which may be changed; msgspec's Raw would be one for readers.
@@ -17,7 +18,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 
 import msgspec
 
-from rdmanet._core import unfilled
+from rdmanet._core import REUSED_BYTES, unfilled
 from rdmanet.errors import ProtocolError, printable
 
 cdef enum:
@@ -31,6 +32,7 @@ HEADER_BYTES = C_HEADER_BYTES
 COST_BYTES = C_COST_BYTES
 LONG_BYTES = C_LONG_BYTES
 
+cdef Py_ssize_t HUGE_PAGE = REUSED_BYTES
 cdef tuple RAW_FIELDS = ("arguments", "result")
 
 
@@ -44,7 +46,7 @@ cdef class Frames:
     :param first_bytes: the same for the first message
     :ivar budget: the cost of the messages that `feed` may still give (COST_BYTES). It gives one more, whatever that
         costs, as long as this is not used up
-    :ivar unfinished_bytes: of a body of LONG_BYTES or more that is not all there, these are
+    :ivar unfinished_bytes: of a body of LONG_BYTES or more that is not all there, these are, with their huge pages
     """
 
     cdef public double budget
@@ -90,8 +92,15 @@ cdef class Frames:
 
     def came(self, Py_ssize_t nbytes):
         """So many bytes were put into the `room`."""
+        cdef Py_ssize_t taken
         self._have += nbytes
-        self.unfinished_bytes = self._have if C_LONG_BYTES <= self._length > self._have else 0
+        if C_LONG_BYTES <= self._length > self._have:
+            taken = self._have
+            if self._length > HUGE_PAGE - ALIGN:
+                taken += -taken % HUGE_PAGE
+            self.unfinished_bytes = min(taken, self._length)
+        else:
+            self.unfinished_bytes = 0
 
     def feed(self, data=b""):
         """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
@@ -162,10 +171,9 @@ cdef class Frames:
         """The first bytes of a body of this length have come."""
         cdef Py_ssize_t before = -length % ALIGN
         self._body = memoryview(unfilled(before + length))[before:]
-        self._length, self._have = length, len(received)
-        self._body[: self._have] = received
-        if length >= C_LONG_BYTES:
-            self.unfinished_bytes = self._have
+        self._length, self._have = length, 0
+        self._body[: len(received)] = received
+        self.came(len(received))
         return 0
 
 

@@ -10,6 +10,7 @@ import pytest
 from net import Net, callee, channel, idle
 
 from rdmanet import rpc
+from rdmanet._core import REUSED_BYTES
 from rdmanet.rpc import lending, link, messages
 from rdmanet.rpc.framing import LONG_BYTES
 from rdmanet.rpc.long_bodies import LongBody
@@ -210,6 +211,22 @@ async def test_a_framer_with_room(net: Net, seed: int):
         at += size
     assert [(item.number, msgspec.msgpack.decode(item.item)) for item in found] == list(enumerate(items))
     assert placed or max(sizes) <= LONG_BYTES
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+async def test_a_body_counts_with_its_pages(net: Net):
+    """The kernel provides large memory in huge pages: of what is only announced, the first one is there."""
+    huge = REUSED_BYTES
+    for length, came, counted in (
+        (huge // 2, 1000, 1000),
+        (2 * huge, 1000, huge),
+        (2 * huge, huge + 1, 2 * huge),
+        (huge + 1000, huge + 1, huge + 1000),
+    ):
+        framer = Framer(4 * huge)
+        assert framer.feed(length.to_bytes(4, "big") + bytes(1000)) == []
+        framer.came(came - 1000)
+        assert framer.unfinished_bytes == counted
 
 
 class Transport(asyncio.Transport):
