@@ -8,7 +8,7 @@ A long body that is not all there has memory for all of it, whose pages the kern
 memory has huge ones (_pyx/reuse.pxi): a peer that sends a few bytes of it takes all of the first, so that counts. A
 transport can put the rest of the body there itself (`room`, `came`). The body ends at a multiple of ALIGN: so the last
 thing in it, mostly the bytes of an array, is where an array may be. The arguments or the result in its message are a
-view of that memory, which may be changed; msgspec's Raw would be one for readers.
+read-only view of that memory, by whose `obj` an array gets it; what views msgspec's Raw has only the Raw there.
 """
 
 import math
@@ -137,7 +137,7 @@ cdef class Frames:
             body, self._body = self._body, None
             message = self._decode(body)
             if self._length >= C_LONG_BYTES:
-                view_for_writers(message, body)
+                view_memory(message, body)
             messages.append(message)
             self.budget -= 1 + self._length // C_COST_BYTES
             self._most = self._message_bytes
@@ -177,7 +177,7 @@ cdef class Frames:
         return 0
 
 
-cdef int view_for_writers(message, body) except -1:
+cdef int view_memory(message, body) except -1:
     """Have a view of the body in place of the Raw in a message."""
     cdef Py_buffer whole, part
     for name in RAW_FIELDS:
@@ -188,5 +188,5 @@ cdef int view_for_writers(message, body) except -1:
             length = part.len
             PyBuffer_Release(&part)
             PyBuffer_Release(&whole)
-            setattr(message, name, body[start : start + length])
+            setattr(message, name, body[start : start + length].toreadonly())
     return 0

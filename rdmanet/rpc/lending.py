@@ -384,7 +384,8 @@ async def fetched(
 
 def _where_it_came(type_: Any, value: Array, data: memoryview, code: Code) -> Any:
     """An array in the memory of its message, if that is its alone, or nearly; else None."""
-    if data.readonly or data.nbytes < _KEEP_BYTES or 2 * data.nbytes < len(data.obj):  # type: ignore[arg-type]
+    whole = memoryview(data.obj)
+    if whole.readonly or data.nbytes < _KEEP_BYTES or 2 * data.nbytes < len(whole):
         return None
     try:
         array = type_.where(value, data)

@@ -128,6 +128,19 @@ async def test_an_array_is_where_it_came(net: Net, monkeypatch: pytest.MonkeyPat
     assert copied == [SIZE, small.nbytes]  # it would keep the rest of its message
 
 
+@pytest.mark.parametrize("size", [1000, 100_000, SIZE])
+async def test_a_memoryview_is_read_only(net: Net, size: int):
+    """However long it is, and wherever in an argument."""
+
+    class Views(rpc.Service):
+        async def put(self, listed: list[memoryview], plain: memoryview) -> list[bool]:
+            return [listed[0].readonly, plain.readonly]
+
+    client, _ = await net.pair(Views())
+    data = memoryview(pattern(size))
+    assert await client.put([data], data) == [True, True]
+
+
 async def test_what_nobody_changes_is_not_copied_into_its_message(net: Net, monkeypatch: pytest.MonkeyPatch):
     encoded = []
 
