@@ -46,10 +46,12 @@ cdef class Connection(Receiver):
 
     def create_qp(self, CMID id not None, CQ cq not None):
         """Create its queue pair for an identifier of the connection manager, on `cq`; `start` comes next."""
+        has_engine(self)
         return create_queue_pair(self, id, cq)
 
     def start(self, QP qp not None):
         """Post the whole receive ring; call before connect or accept."""
+        has_engine(self)
         start_receiving(self, qp)
 
     def agree(self, Ledger ledger, uint32_t frame_bytes, uint32_t depth, bint solicits=False):

@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 
+from rdmanet._core import Connection
 from rdmanet.cm import CMEventChannel
 from rdmanet.verbs import (
     AH,
@@ -442,3 +443,16 @@ def test_a_context_that_the_manager_has_closed(device, address):
         with pytest.raises(ValueError, match="last event channel"):
             PD(context)
         PD(id.context).close()
+
+
+# ---- The engine's connections ---------------------------------------------------------------------------
+
+
+def test_a_connection_that_has_no_engine_yet(net):
+    """It has no queue pair to create, and none to receive by."""
+    a, _ = net.pair()
+    connection = Connection(object(), False, 0)
+    with CMEventChannel(net.context.library) as channel, channel.create_id() as id:
+        for call in (lambda: connection.create_qp(id, a.cq), lambda: connection.start(a.qp)):
+            with pytest.raises(RuntimeError, match="no engine yet"):
+                call()
