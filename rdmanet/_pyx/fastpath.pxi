@@ -136,7 +136,7 @@ cdef class FastPath:
         PyBuffer_Release(&c)    # whoever calls has the array, and its registered memory holds an export
         if not self.has_theirs(grant, reads, offset, nbytes) or not self.has_ours(here, nbytes, reads):
             return False
-        few = self.executes and nbytes <= FEW_AT_ONCE * self.at_once
+        few = self.executes and blocks.total + nbytes <= FEW_AT_ONCE * self.at_once
         blocks.append_pieces(here, self.address + offset, nbytes, self.lkey, self.rkey,
                              self.at_once if few else self.piece)
         return True

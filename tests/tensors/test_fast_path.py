@@ -92,6 +92,30 @@ async def test_a_few_mib_wake_no_other_thread(
     assert counted["bytes_written"] == mine.nbytes * counted["writes"]
 
 
+@executes_at_once
+async def test_a_long_list_is_left_to_the_device(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: Peer, monkeypatch: pytest.MonkeyPatch
+):
+    """Many blocks of a few MiB each are no few MiB: the loop's thread does not copy them all."""
+    left, begin = [], Lists.begin
+
+    def begin_and_note(lists: Lists, blocks: Blocks) -> None:
+        left.append(len(blocks))
+        begin(lists, blocks)
+
+    theirs = numpy.random.default_rng(1).integers(0, 255, 15 << 20, "u1")
+    mine = numpy.zeros(15 << 20, "u1")
+    async with owner.register(theirs) as memory, user.register(mine):
+        described = tensors.Descriptor.from_bytes(memory.describe())
+        await known(peer, described, mine)
+        monkeypatch.setattr(Lists, "begin", begin_and_note)
+        mine[:] = 0
+        parts = [slice(at << 20, (at + 5) << 20) for at in (10, 0, 5)]
+        await peer.read_many([(described[part], mine[part]) for part in parts])
+        assert (mine == theirs).all()
+    assert left == [5 + 1 + 1]  # requests: of 1 MiB, as long as it is a few, and of 5 MiB
+
+
 @pytest.mark.parametrize("way", ["read", "write", "read_rows"])
 async def test_the_loop_turns(owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer, way: str):
     """However long a program goes on without another await, others get their turns."""
