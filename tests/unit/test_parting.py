@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rdmanet.stream import parting
+from tests.support.waiting import loop_turns
 
 
 class Connection:
@@ -22,7 +23,7 @@ class Connection:
 async def begun(connections):
     waiting = parting.Parting(asyncio.get_running_loop(), connections)
     task = asyncio.create_task(waiting.until_sent())
-    await asyncio.sleep(0)
+    await loop_turns(3)
     return waiting, task
 
 
@@ -39,7 +40,7 @@ async def test_it_waits_for_the_last_one_and_asks_again_meanwhile(ends: int):
     first, last = connections[ends], connections[1 - ends]
     first.sending = False
     waiting.look()
-    await asyncio.sleep(0)
+    await loop_turns(3)
     assert not task.done()
     asked = last.asked
     assert asked
@@ -56,7 +57,7 @@ async def test_one_that_has_written_again_is_waited_for():
     for each, other in (connections, connections[::-1]):
         each.sending, other.sending = False, True
         waiting.look()
-        await asyncio.sleep(0)
+        await loop_turns(3)
         assert not task.done()
     connections.clear()  # they are over
     waiting.look()
