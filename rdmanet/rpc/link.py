@@ -184,6 +184,8 @@ class Link(asyncio.Protocol):
     def send_apart(self, message: msgspec.Struct) -> int:
         """The same as `send` for a message that may have long memory `Apart`, which is not copied."""
         parts = parts_of(message)
+        if len(parts) == 1:  # it has none
+            return self.send(message, parts[0])
         length = sum(map(len, parts))
         if length > self.longest:
             raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
