@@ -170,7 +170,12 @@ cdef class Frames:
     cdef int _begin(self, received, Py_ssize_t length) except -1:
         """The first bytes of a body of this length have come."""
         cdef Py_ssize_t before = -length % ALIGN
-        self._body = memoryview(unfilled(before + length))[before:]
+        try:
+            self._body = memoryview(unfilled(before + length))[before:]
+        except MemoryError:
+            raise ProtocolError(
+                f"the peer announces a message of {length} bytes: there is no memory for it"
+            ) from None
         self._length, self._have = length, 0
         self._body[: len(received)] = received
         self.came(len(received))

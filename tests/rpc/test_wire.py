@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc import messages
+from rdmanet.rpc import framing, messages
+from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.messages import (
     Framer,
     OutCall,
@@ -130,14 +131,25 @@ def test_depth_is_refused():
 
 
 def test_an_announced_length_takes_no_memory():
-    framer = Framer((1 << 32) - 1)
+    """Only addresses, which a small machine has for what the limit allows by default."""
+    most = Limits().message_bytes
+    framer = Framer(most)
     tracemalloc.start()
-    assert framer.feed(b"\xff\xff\xff\xfe" + b"x" * 10) == []
+    assert framer.feed(most.to_bytes(4, "big") + b"x" * 10) == []
     for _ in range(1000):
         assert framer.feed(b"x") == []
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000
+
+
+def test_a_length_that_no_memory_is_left_for_is_refused(monkeypatch):
+    def unfilled(nbytes: int) -> bytearray:
+        raise MemoryError(f"there is no memory for {nbytes} bytes")
+
+    monkeypatch.setattr(framing, "unfilled", unfilled)
+    with pytest.raises(ProtocolError, match="announces a message of 65535 bytes: there is no memory"):
+        Framer(1 << 20).feed(b"\x00\x00\xff\xffx")
 
 
 @given(st.binary(max_size=200))
