@@ -457,8 +457,11 @@ class ConnectRequest:
         log_rate.warn(
             logger, "half open", "gave up a connection from %s, which did not go on", self.id.peer_addr
         )
-        with contextlib.suppress(OSError):  # too late, if it is established and its TLS handshake is not done
-            self.id.reject(credit.pack_refusal(credit.RefusalCode.BUSY, NOT_GONE_ON))
+        # The kernel's manager goes on repeating an acceptance that is rejected afterwards, and to destroy its identifier
+        # takes as long: the loop would stand still for a minute. There the end itself says no, without words.
+        if self.loop_context.library.embedded_device:
+            with contextlib.suppress(OSError):  # too late, if only its TLS handshake is not done
+                self.id.reject(credit.pack_refusal(credit.RefusalCode.BUSY, NOT_GONE_ON))
         self._transport._end_now(ConnectionAbortedError(errno.ECONNABORTED, "the peer did not go on in time"))
 
     def _cm_event(self, event: CMEvent) -> None:

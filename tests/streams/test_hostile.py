@@ -326,7 +326,7 @@ async def test_who_asks_and_never_goes_on(net: Net, crowd, monkeypatch):
         assert len(server._half_open) <= places
 
 
-@pytest.mark.not_on_siw("lets a connection stand when it is accepted")
+@pytest.mark.embedded_only("only the embedded device's manager takes a refusal after an acceptance")
 async def test_who_loses_its_place_learns_why(net: Net, caller, monkeypatch):
     """It was accepted: what comes next is a refusal, and not the end of a program."""
     monkeypatch.setattr(admission, "PATIENCE_S", 0.2)
