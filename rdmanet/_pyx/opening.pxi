@@ -58,6 +58,8 @@ cdef QP create_queue_pair(Receiver connection, CMID id, CQ cq):
                 raise
         else:
             engine.takes_inline(inline)
+            if tracing != NULL and qp.pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:
+                trace_addresses(id, qp)
             return qp
 
 
@@ -83,9 +85,10 @@ cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint
 
 
 cdef uint64_t number_of_peer(Receiver connection):
-    """Its queue pair's; 0 if the device does not say, as where it has lost ours: a trace must not end a connection."""
+    """Its queue pair's; 0 if the device does not say, as on iWARP, where soft-iWARP answers with all ones, or where it
+    has lost ours: a trace must not end a connection."""
     qp = connection.qp
-    if qp is None:
+    if qp is None or qp.pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:
         return 0
     try:
         return qp.query()[0].dest_qp_num or 0

@@ -4,11 +4,13 @@
 # somebody does, an event is a look at the clock and five stores, and the eldest are overwritten. There is one ring for
 # the process, whose events are entered with the GIL held. `first` and `second` depend on the kind:
 #
-#     TRACE_OPENED         the peer's queue pair number, 0
+#     TRACE_OPENED         the peer's queue pair number, or 0 where the device does not know it; 0
 #     TRACE_ENDED          0, 0
 #     TRACE_WITHOUT        whether bytes wait for a credit now, 0
 #     TRACE_WANTED         how many bytes a read wants in memory that it names, 0
 #     TRACE_ASLEEP         whether the engine sleeps now, which engine
+#     TRACE_PAIRED         a number of the connection's two addresses, the same at both ends, and which end this is:
+#                          0 or 1. Only on iWARP, where the device does not know the peer's queue pair
 #     TRACE_SENT and       of the kind of frame: the number of the data frame, from 1, or 0 if it is another frame;
 #     TRACE_RECEIVED       its bytes, and above SECOND_SHIFT the credits that are left, or that came with it
 #     TRACE_COMPLETED      of the kind of request (sendlog.pxi): its bytes, 0
@@ -19,6 +21,7 @@ cdef enum:
     TRACE_WITHOUT = 3
     TRACE_WANTED = 4
     TRACE_ASLEEP = 5
+    TRACE_PAIRED = 6
     TRACE_SENT = 16             # and the kind of frame; so the next two
     TRACE_RECEIVED = 32
     TRACE_COMPLETED = 48
@@ -46,6 +49,17 @@ cdef void trace(uint32_t kind, uint32_t qp_num, uint64_t first, uint64_t second)
     event.first = first
     event.second = second
     traced += 1
+
+
+cdef int trace_addresses(CMID id, QP qp) except -1:
+    """Enter by what both ends of an iWARP connection know it: its addresses, whose ports are TCP's."""
+    from binascii import crc32
+    ours, theirs = id.local_addr, id.peer_addr
+    if ours is None or theirs is None:
+        return 0
+    both = sorted([ours[:2], theirs[:2]])
+    trace(TRACE_PAIRED, qp.ptr.qp_num, crc32(repr(both).encode()), both[0] != ours[:2])
+    return 0
 
 
 def trace_begin(size_t room):

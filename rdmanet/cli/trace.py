@@ -20,6 +20,7 @@ from typing import Any
 from rdmanet.cli import pcapng
 from rdmanet.cli.asking import printable
 from rdmanet.cli.text import file_path
+from rdmanet.stream.tracing import ITS_PEER, OF_PAIR
 
 _NAME_MOST = 80
 _NUMBER_MOST = 1 << 64
@@ -124,12 +125,7 @@ def _is_number(value: Any) -> bool:
 def _chosen(
     args: argparse.Namespace, events: Iterable[dict[str, Any]], names: Iterable[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    tracks = {args.connection}
-    for each in names:  # "connection 0x1f, peer's 0x2e"
-        if args.connection == each["tid"] or str(each.get("args", {}).get("name", "")).endswith(
-            f"{args.connection or 0:#x}"
-        ):
-            tracks.add(each["tid"])
+    tracks = set() if args.connection is None else _both_ends(args.connection, names)
     words = args.words.split(",") if args.words else [""]
     for event in events:
         is_chosen = (
@@ -140,6 +136,18 @@ def _chosen(
         )
         if is_chosen:
             yield event
+
+
+def _both_ends(connection: int, names: Iterable[dict[str, Any]]) -> set[int]:
+    """The tracks of this queue pair and of its peer's, as their names tell."""
+    named = [(each["tid"], str(each.get("args", {}).get("name", ""))) for each in names]
+    of_pair = [(track, name.partition(OF_PAIR)[2]) for track, name in named]
+    pairs = {pair for track, pair in of_pair if pair and track == connection}
+    return (
+        {connection}
+        | {track for track, name in named if name.endswith(f"{ITS_PEER}{connection:#x}")}
+        | {track for track, pair in of_pair if pair in pairs}
+    )
 
 
 def _lines(events: Iterable[dict[str, Any]]) -> Iterator[str]:

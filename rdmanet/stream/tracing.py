@@ -7,10 +7,11 @@ once, in that thread, and takes the time that a few hundred thousand lines of JS
 
 The file has the form that Chrome's tracing has defined: a list of events with a phase, a name and a time in
 microseconds. Each connection is a track of its process, and so is each engine. A frame is a slice of no length at its
-sender and at its receiver, with an arrow between them. The two know of each other by the number of the receiver's queue
-pair and the number of the data frame on that connection, which both sides count; so the arrows appear as soon as the
-files of both processes are in one, which `rdmanet trace` makes. The clock is CLOCK_MONOTONIC: one for all processes of
-a host, and of no use between hosts.
+sender and at its receiver, with an arrow between them. The two know of each other by the receiver's end of the
+connection and the number of the data frame on that connection, which both sides count; so the arrows appear as soon as
+the files of both processes are in one, which `rdmanet trace` makes. An end is known by the number of its queue pair; on
+iWARP, where a device does not know its peer's, by a number that both make of the two addresses. The clock is
+CLOCK_MONOTONIC: one for all processes of a host, and of no use between hosts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from rdmanet._core import process_id, trace_begin, trace_taken
 
@@ -37,7 +38,7 @@ NUMBER = "%p"
 """In the name of the file: the number of the process."""
 
 _EVENT = struct.Struct("=QIIQQ")  # trace_event
-_OPENED, _ENDED, _WITHOUT, _WANTED, _ASLEEP = range(1, 6)
+_OPENED, _ENDED, _WITHOUT, _WANTED, _ASLEEP, _PAIRED = range(1, 7)
 _SENT, _RECEIVED, _COMPLETED = 16, 32, 48
 _FRAMES = {
     1: "Data",
@@ -52,6 +53,10 @@ _FRAMES = {
 }
 _MOMENT_US = 0.001  # so that a frame is a slice, to which an arrow can be tied: none lies half in another one
 _TRACK = 1 << 40  # of an engine: no queue pair has this number
+
+# In a connection's name:
+ITS_PEER: Final = ", peer's "  # queue pair
+OF_PAIR: Final = " of pair "  # on iWARP: the number of its two addresses
 
 _traces_as = 0  # the process that does
 _named_by = ""  # what the variable said then: a program may change its environment
@@ -131,7 +136,8 @@ def events(taken: bytes, pid: int) -> Iterator[dict[str, Any]]:
     :param taken: the ring, as trace_taken() returns it
     """
     yield _named("process_name", pid, 0, " ".join(map(os.path.basename, sys.orig_argv)) or "?")
-    peers: dict[int, int] = {}
+    named: set[int] = set()
+    ends: dict[int, tuple[str, str]] = {}  # of a connection: ours, and the peer's if we know it
     engines: dict[int, int] = {}
     since: dict[tuple[int, int], float] = {}
     ns = 0
@@ -142,10 +148,9 @@ def events(taken: bytes, pid: int) -> Iterator[dict[str, Any]]:
         if kind == _ASLEEP and second not in engines:
             engines[second] = _TRACK + len(engines)
             yield _named("thread_name", pid, engines[second], f"engine {len(engines)}")
-        if (
-            qp and kind != _OPENED and qp not in peers
-        ):  # it opens later, or did so before what the ring still has
-            peers[qp] = 0
+        if qp and qp not in named and not (kind == _PAIRED or (kind == _OPENED and first)):
+            # It opens later, or did so before what the ring still has.
+            named.add(qp)
             yield _named("thread_name", pid, qp, f"connection {qp:#x}")
         track = engines[second] if kind == _ASLEEP else qp
         if kind in (_ASLEEP, _WITHOUT):
@@ -154,9 +159,15 @@ def events(taken: bytes, pid: int) -> Iterator[dict[str, Any]]:
                 since[track, kind] = at
             elif began is not None:
                 yield _slice("asleep" if kind == _ASLEEP else "no credits", pid, track, began, at - began)
+        elif kind == _PAIRED:
+            named.add(qp)
+            ends[qp] = (f"{first:#x}/{second}", f"{first:#x}/{second ^ 1}")
+            yield _named("thread_name", pid, qp, f"connection {qp:#x}{OF_PAIR}{first:#x}")
         elif kind == _OPENED:
-            peers[qp] = first
-            yield _named("thread_name", pid, qp, f"connection {qp:#x}, peer's {first:#x}")
+            if first:
+                named.add(qp)
+                ends[qp] = (f"{qp:#x}", f"{first:#x}")
+                yield _named("thread_name", pid, qp, f"connection {qp:#x}{ITS_PEER}{first:#x}")
             yield _instant("opened", pid, qp, at)
         elif kind == _ENDED:
             if (began := since.pop((qp, _WITHOUT), None)) is not None:
@@ -167,13 +178,13 @@ def events(taken: bytes, pid: int) -> Iterator[dict[str, Any]]:
         elif kind >= _COMPLETED:
             yield _instant(f"completed {_FRAMES.get(kind - _COMPLETED, '?')}", pid, qp, at, bytes=first)
         elif kind >= _SENT:
-            yield from _frame(kind, pid, qp, peers.get(qp, 0), at, first, second)
+            yield from _frame(kind, pid, qp, ends.get(qp, (f"{qp:#x}", "")), at, first, second)
     for (track, kind), began in since.items():
         yield _slice("asleep" if kind == _ASLEEP else "no credits", pid, track, began, ns / 1000 - began)
 
 
 def _frame(
-    kind: int, pid: int, qp: int, peer: int, at: float, number: int, second: int
+    kind: int, pid: int, qp: int, ends: tuple[str, str], at: float, number: int, second: int
 ) -> Iterator[dict[str, Any]]:
     """A frame that goes or comes, and its end of the arrow."""
     is_sent = kind < _RECEIVED
@@ -182,10 +193,10 @@ def _frame(
     if number:
         known["frame"] = number
     yield _slice(f"{'sent' if is_sent else 'received'} {name}", pid, qp, at, _MOMENT_US, **known)
-    to = peer if is_sent else qp
+    to = ends[is_sent]
     if number and to:
         arrow = {"ph": "s"} if is_sent else {"ph": "f", "bp": "e"}
-        same = {"name": "frame", "cat": "frame", "id": f"{to:#x}.{number}"}
+        same = {"name": "frame", "cat": "frame", "id": f"{to}.{number}"}
         yield {**arrow, **same, "pid": pid, "tid": qp, "ts": round(at, 3)}
 
 

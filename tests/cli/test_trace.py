@@ -39,6 +39,27 @@ def test_events_are_chosen(file, capsys, chosen, said):
     assert [line.split(maxsplit=4)[4] for line in lines] == said
 
 
+@pytest.mark.parametrize("connection", ["7", "9"])
+def test_both_ends_of_an_iwarp_connection(tmp_path, capsys, connection):
+    """A device does not know the queue pair of its peer there: a pair of addresses is named instead."""
+    names = ((1, 7, "0xbeef"), (2, 9, "0xbeef"), (1, 8, "0xbee"))
+    named = [
+        {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": pid,
+            "tid": track,
+            "args": {"name": f"connection {track:#x} of pair {pair}"},
+        }
+        for pid, track, pair in names
+    ]
+    path = tmp_path / "trace"
+    path.write_text(json.dumps({"traceEvents": named + EVENTS[1:]}))
+    assert main(["trace", str(path), "--connection", connection]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=4)[4] for line in lines] == ["sent Data  bytes 3", "received Data  bytes 3"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

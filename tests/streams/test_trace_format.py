@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import HOST
 
 from rdmanet.stream import tracing
 from tests.support.processes import Process
@@ -112,7 +113,7 @@ def test_a_ring_that_has_lost_the_beginning():
     check(trace_of((1200, SENT, 7, 4, 64), (1300, WITHOUT, 7, 0, 0)))
 
 
-PROGRAM = """
+PROGRAM = f"""
 import asyncio, rdmanet
 async def echo(reader, writer):
     while data := await reader.read(1 << 16):
@@ -120,7 +121,7 @@ async def echo(reader, writer):
         await writer.drain()
     writer.close()
 async def main():
-    server = await rdmanet.start_rdma_stream_server(echo, "127.0.0.1", 0)
+    server = await rdmanet.start_rdma_stream_server(echo, {HOST!r}, 0)
     host, port = server.sockets[0].getsockname()[:2]
     async def client():
         reader, writer = await rdmanet.open_rdma_connection(host, port)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Net
+from harness import HOST, Net
 
 from rdmanet import _core
 from rdmanet.stream import tracing
@@ -68,6 +68,32 @@ async def test_the_time_without_credits(net: Net, traced):
     assert waited["tid"] == client.transport.get_extra_info("rdma_qp") and waited["dur"] > 0
 
 
+def test_both_ends_are_known_where_a_device_does_not_know_its_peer():
+    """On iWARP: by their addresses. Frames may come before the connection is open."""
+    opened, paired, sent, received = 1, 6, 16 + 1, 32 + 1
+    first = [
+        (900, paired, 2, 0xBEEF, 0),
+        (1000, opened, 2, 0, 0),
+        (1100, sent, 2, 1, 8),
+        (1900, received, 2, 1, 9),
+    ]
+    second = [
+        (950, paired, 2, 0xBEEF, 1),
+        (1200, received, 2, 1, 8),
+        (1300, opened, 2, 0, 0),
+        (1800, sent, 2, 1, 9),
+    ]
+    shown = [
+        list(tracing.events(b"".join(EVENT.pack(*event) for event in ring), pid))
+        for pid, ring in ((1, first), (2, second))
+    ]
+    ends = [{event["ph"]: event["id"] for event in events if event["ph"] in "sf"} for events in shown]
+    assert ends[0]["s"] == ends[1]["f"] != ends[1]["s"] == ends[0]["f"]
+    for events in shown:
+        [name] = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+        assert name == "connection 0x2 of pair 0xbeef"
+
+
 def test_nobody_lacks_credits_after_the_end():
     ring = [(1000, 3, 7, 1, 0), (3000, 2, 7, 0, 0), (9000, 1, 8, 9, 0)]
     shown = tracing.events(b"".join(EVENT.pack(*event) for event in ring), os.getpid())
@@ -111,10 +137,10 @@ def test_a_wrong_size(room: int):
         _core.trace_begin(room)
 
 
-SERVER = """
+SERVER = f"""
 import asyncio, sys, rdmanet
 async def main():
-    server = await rdmanet.start_rdma_stream_server(answer, "127.0.0.1", 0)
+    server = await rdmanet.start_rdma_stream_server(answer, {HOST!r}, 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     server.close()
@@ -124,10 +150,10 @@ async def answer(reader, writer):
     writer.close()
 asyncio.run(main())
 """
-CLIENT = """
+CLIENT = f"""
 import asyncio, sys, rdmanet
 async def main():
-    reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", int(sys.argv[1]))
+    reader, writer = await rdmanet.open_rdma_connection({HOST!r}, int(sys.argv[1]))
     writer.write(b"a line\\n")
     await reader.readline()
     writer.close()
