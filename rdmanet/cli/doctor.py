@@ -138,9 +138,8 @@ async def _ping(host: str, port: int) -> tuple[Finding, bool]:
     Also returns whether it is doctor that answers.
     """
     name = f"{host} port {port}"
-    importlib.import_module(
-        "rdmanet.streams.reader_writer"
-    )  # on a slow machine that takes seconds: not the peer's
+    # Before the peer's time begins: on a slow machine this takes seconds.
+    importlib.import_module("rdmanet.streams.reader_writer")
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             connected = await _connect(host, port)
@@ -302,7 +301,10 @@ def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
 
 
 async def _listening(echo: Callable[..., Any], port: int, stack: contextlib.AsyncExitStack) -> list[Any]:
-    """Servers at a port that doctor has by TCP, too. An iWARP adapter, whose ports are TCP's, is left out then."""
+    """Servers at a port that doctor has by TCP, too. An iWARP adapter, whose ports are TCP's, is left out then.
+
+    :raises OSError: no device can have the port
+    """
     import rdmanet
 
     async def server(host: list[str] | None, device: str | None = None) -> Any:
@@ -314,6 +316,7 @@ async def _listening(echo: Callable[..., Any], port: int, stack: contextlib.Asyn
     except OSError as exc:
         if exc.errno != errno.EADDRINUSE:
             raise
+        taken = exc
     servers = []
     for name, hosts in _without_iwarp():
         try:
@@ -321,18 +324,24 @@ async def _listening(echo: Callable[..., Any], port: int, stack: contextlib.Asyn
         except OSError:
             if hosts is None:
                 raise
+    if not servers:
+        raise taken
     return servers
 
 
 def _without_iwarp() -> Iterator[tuple[str, list[str] | None]]:
-    """The embedded device, for all addresses, and adapters that have ports of their own, with their addresses."""
+    """The embedded device, for all addresses, and adapters that have ports of their own, with their addresses.
+
+    One that is broken, and cannot be opened, is left out.
+    """
     from rdmanet import verbs
 
     for device in verbs.devices():
         if device.library.embedded_device:
             yield device.name, None
         elif device.transport_type != verbs.TransportType.IWARP:
-            with device.open() as context:
+            found = set()
+            with contextlib.suppress(OSError), device.open() as context:
                 found = {entry.address for entry in context.gid_table()}
             if hosts := [str(address) for address in found if address and not address.is_link_local]:
                 yield device.name, hosts

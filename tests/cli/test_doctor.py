@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -355,6 +356,34 @@ async def test_an_adapter_whose_ports_are_tcps_is_left_out(monkeypatch, capsys):
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+
+
+def without_ports(monkeypatch, *devices):
+    """No device can have the port; and these devices there are."""
+
+    async def refuse(*_, **__):
+        raise OSError(errno.EADDRINUSE, "rdma_listen: Address already in use")
+
+    monkeypatch.setattr(rdmanet, "start_rdma_stream_server", refuse)
+    monkeypatch.setattr(rdmanet.verbs, "devices", lambda: devices)
+
+
+def test_no_device_is_left_for_the_port(monkeypatch, capsys):
+    without_ports(monkeypatch)
+    assert command_line.main(["doctor", "--serve", "0"]) == 1
+    assert "cannot answer pings at port 0: Address already in use" in capsys.readouterr().err
+
+
+def test_a_broken_adapter_is_left_out(monkeypatch):
+    class Broken:
+        name, library, transport_type = "broken0", SimpleNamespace(embedded_device=False), None
+
+        def open(self):
+            raise OSError(errno.EIO, "ibv_open_device: Input/output error")
+
+    embedded = SimpleNamespace(name="soft0", library=SimpleNamespace(embedded_device=True))
+    without_ports(monkeypatch, Broken(), embedded)
+    assert [*doctor._without_iwarp()] == [("soft0", None)]
 
 
 def test_the_peers_time_begins_when_everything_is_imported():
