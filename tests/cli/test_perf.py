@@ -153,7 +153,15 @@ def test_a_place_where_nothing_can_be_written(tmp_path, option, place, why):
     """It is said before anything is measured."""
     status, out, err = perf("write_lat", *SHORT, option, tmp_path / place)
     assert (status, out) == (1, "") and why in one_line(err)
-    assert not [*tmp_path.iterdir()] and not tmp_path.with_name(f"{tmp_path.name}.new").exists()
+    assert not [*tmp_path.iterdir()] and [*tmp_path.parent.glob(f"{tmp_path.name}*")] == [tmp_path]
+
+
+def test_no_other_file_is_touched(tmp_path):
+    """What is written under another name first has a name that nobody else has."""
+    saved, beside = tmp_path / "one.json", tmp_path / "one.json.new"
+    beside.write_text("the user's")
+    assert perf("write_lat", *SHORT, "--save", saved)[0] == 0
+    assert beside.read_text() == "the user's" and {*tmp_path.iterdir()} == {saved, beside}
 
 
 # ---- What is refused, and Ctrl-C ----------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def _check_places(args: argparse.Namespace) -> None:
         try:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            beside.touch()
+            beside.touch(exist_ok=False)
             beside.unlink()
         except OSError as exc:
             raise OSError(exc.errno, f"{path}: {exc.strerror}") from None
@@ -211,7 +211,8 @@ def _check_places(args: argparse.Namespace) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(path.name + ".new")
+    """What becomes that file when it is complete: nobody has a file of this name."""
+    return path.with_name(f"{path.name}.{os.urandom(8).hex()}")
 
 
 def _write(path: Path, text: str) -> None:
