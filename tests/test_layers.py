@@ -116,8 +116,8 @@ ROOMS = [
     [{"rpc.turns", "rpc.long_writes", "rpc.long_bodies", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
     [{"rpc.peers"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
+    [{"rpc.failures"}],
     [
-        {"rpc.failures"},
         {"rpc.streaming"},
         {"rpc.lending"},
         {"rpc.keepalive"},

@@ -35,7 +35,7 @@ def mistake(exc: BaseException, with_traceback: bool) -> Error:
 
 
 def unsendable(label: str, exc: Exception) -> Error:
-    """What the caller is told of a result that cannot be sent as what the method declares. It is logged."""
+    """What the caller is told of a result or item that cannot be sent as what the method declares. It is logged."""
     report(label, exc)
     return Error(Code.INTERNAL, str(exc))
 

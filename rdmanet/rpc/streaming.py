@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-from rdmanet.base import log_rate
 from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.failures import unsendable
 from rdmanet.rpc.framing import COST_BYTES
 from rdmanet.rpc.link import Link, logger
 from rdmanet.rpc.messages import Item, OutItem, OutItemBringing, Window, raw
@@ -238,9 +238,7 @@ class Sending:
         except (TypeError, BufferError) as exc:
             if self._held is None:
                 raise
-            if (more := log_rate.due(what)) is not None:  # as failures.report does
-                logger.error("%s raised what is no rpc.Error%s", what, more, exc_info=exc)
-            raise Error(Code.INTERNAL, str(exc)) from exc
+            raise unsendable(what, exc) from exc
         return Packed(packing.raw, packing.gathered()) if packing.nbytes else packing.raw
 
 
