@@ -457,8 +457,8 @@ class ConnectRequest:
         log_rate.warn(
             logger, "half open", "gave up a connection from %s, which did not go on", self.id.peer_addr
         )
-        # The kernel's manager goes on repeating an acceptance that is rejected afterwards, and destroying it
-        # takes as long: the loop would stand still for a minute. There the end itself says no, without words.
+        # The kernel's manager goes on repeating an acceptance that is rejected afterwards, and its identifier cannot be
+        # destroyed meanwhile: the loop would stand still for a minute. There its end says no, without words.
         if self.loop_context.library.embedded_device:
             with contextlib.suppress(OSError):  # too late, if only its TLS handshake is not done
                 self.id.reject(credit.pack_refusal(credit.RefusalCode.BUSY, NOT_GONE_ON))

@@ -79,7 +79,8 @@ class WritingHalf:
             tls.close_face(self._callbacks.protocol)
         if self._late_writes >= _LATE_WRITES_QUIET:
             logger.warning("write() on a closed RDMA transport: the data is dropped")
-        self._late_writes += 1
+        else:
+            self._late_writes += 1
 
     @contextlib.contextmanager
     def reserved(self, write: Callable[[bytes], None]) -> Iterator[Callable[[bytes], None]]:
