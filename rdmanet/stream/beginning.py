@@ -26,8 +26,10 @@ from rdmanet.stream.parts import Life
 # As globals: before Python 3.12 an enum takes twenty times as long to give a member.
 _ESTABLISHED, _CLOSE_DUE, _CREDIT = Event.ESTABLISHED, Writing.CLOSE_DUE, credit.Kind.CREDIT
 
-FIRST_WORD_S = 0.01
-"""How long an accepting side waits for a client's first frame. Mostly it comes at once."""
+FIRST_WORD_S = 0.05
+"""How long an accepting side waits for a client's first frame. Mostly it comes at once; on a slow machine a client's
+turns take some milliseconds each. uvicorn gives a server 0.1 s after it has closed what is idle: whoever comes in that
+time is answered, so this is less."""
 FIRST_WORD_TURNS = 4
 """For how many turns of its loop a client leaves the first frame to its program, whose tasks have to be woken."""
 

@@ -5,6 +5,7 @@ The tests also say what becomes of a client that says nothing, or goes away.
 
 import asyncio
 import os
+import time
 
 import pytest
 from loop_harness import Echo, Recorder, fabric, serving
@@ -15,6 +16,7 @@ from tests.support.waiting import Conditions, loop_turns, until_seen
 
 TURNS = 2
 """Those for which asyncio does not read a TCP connection, after it has been made."""
+A_SLOW_TURN_S = 0.02
 
 
 @pytest.fixture
@@ -94,6 +96,34 @@ async def test_a_task_of_the_clients_has_time_to_write_first():
     async with serving(Seeing) as (_, port):
         transport, client = await asyncio.ensure_future(connect())
         transport.write(b"request")
+        await client.until(lambda: client.data)
+        assert client.data == b"1"
+        transport.abort()
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+async def test_a_client_may_be_slow(says_nothing, stands_still):
+    """Where a turn takes some milliseconds: on a machine with too much to do, or with an emulated processor.
+
+    Where the server's loop has stood still, both times are up, and what was written first counts.
+    """
+
+    class Seeing(Echo):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            self.had_come = transport.get_extra_info("rdma_stats")["frames_received"]
+
+        def data_received(self, data):
+            self.transport.write(b"%d" % self.had_come)
+
+    def write():
+        transport.write(b"request")
+        if stands_still:
+            time.sleep(2 * beginning.FIRST_WORD_S)
+
+    async with serving(Seeing) as (_, port):
+        transport, client = await connected(port)
+        asyncio.get_running_loop().call_later(A_SLOW_TURN_S, write)
         await client.until(lambda: client.data)
         assert client.data == b"1"
         transport.abort()
