@@ -475,6 +475,21 @@ static void hold(struct rn_task *task)
 		; /* EINTR */
 }
 
+/* What it was given before is done. */
+static void hold_engine(void)
+{
+	held.task.run = hold;
+	atomic_store(&held.has_begun, false);
+	CHECK(!sem_init(&held.ends, 0, 0));
+	rn_task_post(&held.task);
+	EVENTUALLY(atomic_load(&held.has_begun));
+}
+
+static void let_engine_go(void)
+{
+	CHECK(!sem_post(&held.ends));
+}
+
 /* Before we hear of its end, another program listens there: here, our own. That one is asked. */
 static void a_server_is_replaced(void)
 {
@@ -492,15 +507,12 @@ static void a_server_is_replaced(void)
 	kill(other.pid, SIGSTOP);
 	asks = connect_to(events);
 	EVENTUALLY(side_of(asks) == RN_CM_ASKER); /* by the engine, if it is awake */
-	held.task.run = hold;
-	CHECK(!sem_init(&held.ends, 0, 0));
-	rn_task_post(&held.task);
-	EVENTUALLY(atomic_load(&held.has_begun));
+	hold_engine();
 	kill(other.pid, SIGKILL);
 	CHECK(waitpid(other.pid, NULL, 0) == other.pid);
 	CHECK(!rdma_bind_addr(anew, (struct sockaddr *)&at));
 	CHECK(!rdma_listen(anew, FEW));
-	CHECK(!sem_post(&held.ends));
+	let_engine_go();
 	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	its = event->id;
 	rdma_ack_cm_event(event);
@@ -515,6 +527,39 @@ static void a_server_is_replaced(void)
 	rdma_destroy_event_channel(events);
 	close(other.fd);
 	port = before;
+}
+
+/* A listener ends when our connection by TCP has just come to it, before we know that it has: the kernel resets it. */
+static void a_listener_ends(void)
+{
+	struct rdma_event_channel *events = new_channel();
+	struct rdma_conn_param param = with_data("who asks");
+	int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), name, first_come;
+	struct pollfd has_come = {.fd = server, .events = POLLIN};
+	struct sockaddr_in at = address(0);
+	socklen_t length = sizeof at;
+	struct rdma_cm_id *id = new_id(events);
+
+	CHECK(!bind(server, (struct sockaddr *)&at, sizeof at) && !listen(server, 0));
+	CHECK(!getsockname(server, (struct sockaddr *)&at, &length));
+	name = take_name(ntohs(at.sin_port)); /* or it is taken for a TCP program's */
+	first_come = tcp_to(ntohs(at.sin_port)); /* its queue is full: the kernel asks again after a second */
+	resolve(id, ntohs(at.sin_port));
+	make_qp(id);
+	CHECK(!rdma_connect(id, &param));
+	EVENTUALLY(is_on_its_way(id));
+	hold_engine();
+	CHECK(rn_cm_id(id)->wire->phase == RN_CM_WIRE_CONNECTING);
+	close(accept(server, NULL, NULL));
+	CHECK(poll(&has_come, 1, LIMIT_MS) == 1);
+	close(server);
+	let_engine_go();
+	want_status(events, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
+	rn_task_cancel(&held.task);
+	destroy(id);
+	rdma_destroy_event_channel(events);
+	close(first_come);
+	close(name);
 }
 
 /* Of a process that does not run few requests are kept: the next ones wait in TCP's queue. */
@@ -793,6 +838,7 @@ int main(void)
 	RUN(more_than_the_backlog);
 	RUN(a_server_is_killed);
 	RUN(a_server_is_replaced);
+	RUN(a_listener_ends);
 	RUN(a_server_is_stopped);
 	RUN(more_than_may_wait);
 	RUN(requests_that_are_not_heard);

@@ -283,7 +283,8 @@ void rn_cm_wire_lost(struct rn_cm_wire *wire, int error)
 {
 	switch (wire->phase) {
 	case RN_CM_WIRE_CONNECTING:
-		if (!error || error == ECONNREFUSED)
+		/* Reset: the listener has ended with what waited there. Linux's iWARP says so of both, too. */
+		if (!error || error == ECONNREFUSED || error == ECONNRESET)
 			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
 		else
 			rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_UNREACHABLE, -error);
