@@ -57,7 +57,8 @@ class ConnectionInfo:
     :ivar far: why this process is far from its adapter, by the CPUs on which it may run
     :ivar stats: the counters of ``get_extra_info("rdma_stats")``, by TCP what the kernel tells; and ``bytes_unsent``,
         which were written and wait, ``bytes_unread``, which have come (by RDMA only whether there are any), and by RDMA
-        ``send_slots``, how many frames may be in flight
+        ``send_slots``, how many frames may be in flight; and while the peer has memory of ours by ``offer()``,
+        ``offers``, how many, and ``bytes_offered``
     :ivar transport: the transport; None if the connection is over, or another process's
     """
 
@@ -108,6 +109,9 @@ class ConnectionInfo:
         """What the connection is, who waits for whom, and what has slowed it: a few lines of text."""
         lines = [self._line(), f"fabric: {self._fabric()}"]
         lines += [f"waits: {words}" for words in self.waits()] or [f"waits: nobody; {self._activity()}"]
+        if offers := self.stats.get("offers"):
+            has = f"{offers} of our regions, {size_text(self.stats['bytes_offered'])} in all"
+            lines.append(f"offers: the peer has {has}: see get_extra_info('rdma_offers')")
         lines += [f"note: {words}" for words in self.notes()]
         return "\n".join(lines)
 

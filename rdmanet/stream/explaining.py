@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import weakref
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
 from rdmanet._core import CMID, Connection, best_gid, gid_advice
@@ -17,6 +17,7 @@ from rdmanet.base.accounts import MOMENT_US, ConnectionInfo, Place, ServerInfo
 from rdmanet.base.cpus import why_far_from
 from rdmanet.protocol import Machine
 from rdmanet.stream.admission import Admission, waiting_for
+from rdmanet.stream.bindings import HeldOffer
 from rdmanet.stream.transport_socket import RdmaSocket
 
 
@@ -88,6 +89,7 @@ def info_of(
     send_slots: int,
     transport: Any,
     cm_id: CMID | None,
+    held: Sequence[HeldOffer] = (),
 ) -> ConnectionInfo:
     """The connection as it is now.
 
@@ -96,6 +98,7 @@ def info_of(
     :param send_slots: how many frames may be in flight
     :param transport: its transport; None if that is let go
     :param cm_id: its identifier, once there is one
+    :param held: what its peer has of our memory
     """
     error = machine.error
     info = ConnectionInfo(
@@ -119,6 +122,9 @@ def info_of(
         info.stats["bytes_unsent"] = connection.get_write_buffer_size()
         info.stats["bytes_unread"] = int(connection.unread)
         info.stats["send_slots"] = send_slots
+        if held:
+            info.stats["offers"] = len(held)
+            info.stats["bytes_offered"] = sum(each.length for each in held)
     is_silent = info.stats.get("sends_in_flight", 0) and info.stats["us_since_sent"] > MOMENT_US
     if cm_id is not None and (is_silent or info.state == "opening"):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is closed, or its device is lost

@@ -132,7 +132,10 @@ class Lifecycle(Life):
         """The connection as it is now."""
         role = self.endpoint.role.name.lower()
         slots, transport = self.config.data_slots, self.callbacks.transport
-        return info_of(self.facts, self.machine, self.connection, role, slots, transport, self.endpoint.id)
+        held = () if self.known_regions is None else self.known_regions.held()
+        return info_of(
+            self.facts, self.machine, self.connection, role, slots, transport, self.endpoint.id, held
+        )
 
     def __repr__(self) -> str:
         return repr(self.callbacks.transport)

@@ -174,7 +174,7 @@ class Regions:
 
     def held(self) -> list[HeldOffer]:
         """What the peer has of our memory."""
-        return [binding.held() for binding in self._bindings]
+        return [binding.held() for binding in list(self._bindings)]  # another thread may ask
 
     def stop_queue_pair(self) -> None:
         """Move the queue pair to ERR. From then on it executes no request of the peer."""

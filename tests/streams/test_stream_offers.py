@@ -278,10 +278,14 @@ async def test_the_owner_sees_who_has_its_memory(net: Net):
             kept = far_writer.get_extra_info("rdma_offers")
             assert sorted(each.length for each in kept) == [7, 100]
             assert registered.offers() == [held]
+            assert (
+                "\noffers: the peer has 2 of our regions, 107 bytes in all" in far_writer.transport.explain()
+            )
         [leaving] = await begin(offer.__aexit__(None, None, None))
         assert all(each.is_revoked for each in registered.offers())
         await leaving
         assert registered.offers() == far_writer.get_extra_info("rdma_offers") == []
+        assert "offers: " not in far_writer.transport.explain()
 
 
 async def test_what_a_server_cannot_register(net: Net):
