@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import weakref
 from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
@@ -43,7 +42,7 @@ class Accepted(Protocol):
 class ExplainedServer:
     """What a server says of itself. The fields are those of RdmaServer, which derives from this."""
 
-    _transports: weakref.WeakSet[Accepted]
+    _transports: set[Accepted]
     _sockets: list[RdmaSocket]
     _active: int
     _half_open: Sized

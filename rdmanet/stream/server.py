@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,7 @@ class RdmaServer(ExplainedServer, asyncio.AbstractServer):
         # Listeners for which any free port will do, and the addresses that they were asked for.
         self._anywhere: dict[CMID, SockAddr] = {}
         self._sockets: list[RdmaSocket] = []
-        self._transports: weakref.WeakSet[Accepted] = weakref.WeakSet()
+        self._transports: set[Accepted] = set()  # each until it is over
         self._active = 0
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving = False
