@@ -33,6 +33,7 @@ from rdmanet.stream.options import (
     SLOT_BYTES,
     Keepalive,
     StreamConfig,
+    config_of,
 )
 from rdmanet.stream.rdma_transport import RdmaTransport as RdmaTransport
 from rdmanet.stream.server import ConnectRequest
@@ -133,14 +134,8 @@ async def create_rdma_connection(
         protocol = make()
         return protocol
 
-    config = StreamConfig.of(
-        slot_bytes=slot_bytes,
-        data_slots=data_slots,
-        first_slot_bytes=first_slot_bytes,
-        connect_timeout=connect_timeout,
-        close_timeout=close_timeout,
-        busy_poll=busy_poll,
-        keepalive=keepalive,
+    config = config_of(
+        slot_bytes, data_slots, first_slot_bytes, connect_timeout, close_timeout, busy_poll, keepalive
     )
     addresses = numeric(host, port, family) or await resolve(loop, host, port, family, proto, flags)
     ours: list[SockAddr] | None = None

@@ -105,14 +105,6 @@ class StreamConfig:
     reason: str = "the program asked for RDMA"
     """What get_extra_info("fabric_reason") says."""
 
-    @classmethod
-    def of(cls, **options: Any) -> StreamConfig:
-        """The same as the constructor; the options of one connection are mostly those of the one before."""
-        try:
-            return _kept(**options)
-        except TypeError:
-            return cls(**options)  # a wrong option, or one that has no hash, such as a list
-
     def __post_init__(self) -> None:
         for name, value, least, most in (
             ("shared_slots", self.shared_slots, 0, STREAM_SHARED_SLOTS_MAX),
@@ -139,3 +131,33 @@ class StreamConfig:
 
 
 _kept = lru_cache(maxsize=16, typed=True)(StreamConfig)
+_last: tuple[tuple[Any, ...], StreamConfig] = ((), StreamConfig())
+
+
+def config_of(
+    slot_bytes: int,
+    data_slots: int,
+    first_slot_bytes: int,
+    connect_timeout: float | None,
+    close_timeout: float | None,
+    busy_poll: float | None,
+    keepalive: Any,
+) -> StreamConfig:
+    """The same as the constructor; the options of one connection are mostly the very objects of the one before."""
+    global _last
+    given = slot_bytes, data_slots, first_slot_bytes, connect_timeout, close_timeout, busy_poll, keepalive
+    before, config = _last
+    if len(before) == len(given) and all(map(operator.is_, given, before)):
+        return config
+    options = {
+        "connect_timeout": connect_timeout,
+        "close_timeout": close_timeout,
+        "busy_poll": busy_poll,
+        "keepalive": keepalive,
+    }
+    try:
+        config = _kept(slot_bytes, data_slots, first_slot_bytes, **options)
+    except TypeError:  # a wrong option, or one that has no hash, such as a list, which may change
+        return StreamConfig(slot_bytes, data_slots, first_slot_bytes, **options)
+    _last = given, config
+    return config
