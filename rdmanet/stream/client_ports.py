@@ -5,9 +5,9 @@ Such a client has no port of TCP's (soft/cm/name.c). Programs that tell their cl
 same. Both sides compute it from the number of the client's queue pair, so that they agree without a message.
 
 The client chooses that number. Programs ask the kernel whose the connection from an address is (ident does), and it
-must not be another user's. So the server has the kernel give it the port, by a socket that is bound and does nothing
-else, until the connection ends: no TCP connection from there can begin, nor can another peer have this address. If
-somebody has the port already, the server gives its client another.
+must not be another user's. So when the server's program first asks for its client's address, the kernel gives it the
+port, by a socket that is bound and does nothing else, until the connection ends: no TCP connection from there can
+begin, nor can another peer have this address. If somebody has the port already, the server gives its client another.
 
 Each such socket is a descriptor. They take at most half of those that the process may have (RLIMIT_NOFILE); a client
 beyond that has port 0, and shares its address with others of its kind.

@@ -134,7 +134,7 @@ class Lifecycle(Life):
         slots, transport = self.config.data_slots, self.callbacks.transport
         held = () if self.known_regions is None else self.known_regions.held()
         return info_of(
-            self.facts, self.machine, self.connection, role, slots, transport, self.endpoint.id, held
+            self.facts.known(), self.machine, self.connection, role, slots, transport, self.endpoint.id, held
         )
 
     def __repr__(self) -> str:

@@ -78,6 +78,7 @@ class RdmaTransport(asyncio.Transport):
 
     def _accept(self, request: ConnectRequest) -> None:
         """The accepting side. It goes on when ESTABLISHED comes."""
+        self._life.facts.peers_qp = request.peers_qp
         self._life.accept(request.id, request.hello)
 
     def _end_now(self, error: Exception | None = None) -> None:
@@ -145,9 +146,10 @@ class RdmaTransport(asyncio.Transport):
             return default if user is None else user
         if name == "rdma_shared_receive":
             return default if self.shared is None else self.shared.stats()
-        if name == "socket" and facts and name not in facts:
-            facts[name] = RdmaSocket(facts["sockname"], facts.get("peername"), self)
-        return facts.get(name, default)
+        known = facts.known()
+        if name == "socket" and known and name not in known:
+            known[name] = RdmaSocket(known["sockname"], known["peername"], self)
+        return known.get(name, default)
 
     def explain(self) -> str:
         """What the connection is, and who waits for whom, with numbers: a few lines of text.

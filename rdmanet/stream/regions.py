@@ -39,6 +39,12 @@ _CELLS_KEPT = 16
 _E = TypeVar("_E", bound=OSError)
 
 
+class Known(Protocol):
+    """What get_extra_info() knows by name."""
+
+    def get(self, name: str) -> Any: ...
+
+
 class RegionsOwner(Protocol):
     """What the regions need of their connection: ``Reports`` has it."""
 
@@ -50,8 +56,7 @@ class RegionsOwner(Protocol):
         """Why the connection is over."""
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What get_extra_info() knows by name."""
+    def facts(self) -> Known: ...
 
     def cut_off(self, error: BaseException) -> None: ...
 

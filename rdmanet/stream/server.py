@@ -126,7 +126,7 @@ class RdmaServer(ExplainedServer, asyncio.AbstractServer):
             if port := self.elsewhere(loop_context):
                 self._reject(cm_id, credit.pack_elsewhere(port, f"another process takes it, at port {port}"))
                 return
-        request = ConnectRequest(self, loop_context, cm_id, hello)
+        request = ConnectRequest(self, loop_context, cm_id, hello, event.qp_num)
         if request.admission is None:
             request.enter()
         else:
@@ -375,16 +375,18 @@ class ConnectRequest:
     :ivar loop_context: reads the events of its identifier
     :ivar id: the identifier that came with the request
     :ivar hello: the peer's Hello, checked
+    :ivar peers_qp: the number of its queue pair
     :ivar source: what Admission counts it as: `source_of` the peer's address and user
     :ivar admission: the one that it is counted in; None: nobody counts
     """
 
     def __init__(
-        self, server: RdmaServer, loop_context: LoopContext, cm_id: CMID, hello: credit.Hello
+        self, server: RdmaServer, loop_context: LoopContext, cm_id: CMID, hello: credit.Hello, peers_qp: int
     ) -> None:
         self.loop_context = loop_context
         self.id = cm_id
         self.hello = hello
+        self.peers_qp = peers_qp
         peer = cm_id.peer_addr
         self.source = "" if peer is None else source_of(peer[0], cm_id.peer_user)
         self.admission = server._admission_by_name if cm_id.peer_by_name else server._admission

@@ -10,6 +10,7 @@ import pytest
 
 import rdmanet
 from rdmanet.stream import client_ports
+from tests.support.waiting import until_seen
 
 # libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
 rdmanet.loop_factory().close()
@@ -85,6 +86,76 @@ def test_nobody_gets_the_port_while_the_connection_lasts():
             with pytest.raises(OSError, match="Address already in use"):
                 other.bind(name)
         transport.close()
+        server.close()
+
+    rdmanet.run(main())
+
+
+def test_no_port_is_held_before_somebody_asks():
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        served: list[asyncio.Protocol] = []
+        ended = asyncio.Event()
+
+        class Silent(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = transport
+                served.append(self)
+
+            def connection_lost(self, error: Exception | None) -> None:
+                ended.set()
+
+        server = await loop.create_server(Silent, "127.0.0.1", 0)
+        transport, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
+        transport.write(b"x")
+        await until_seen(lambda: served)
+        assert transport.get_extra_info("fabric") == "rdma"
+        accepted = served[0].transport
+        facts = accepted._life.facts
+        assert facts.held_port is None
+        names = accepted.get_extra_info("peername"), transport.get_extra_info("sockname")
+        assert names[0] == names[1] and facts.held_port.port == names[0][1]
+        transport.close()
+        await ended.wait()
+        await until_seen(lambda: not facts.held_port.port)
+        assert accepted.get_extra_info("peername") == names[0]
+        server.close()
+
+    rdmanet.run(main())
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "control"])
+def test_who_asks_only_after_the_end_gets_no_others_port(monkeypatch, guarded):
+    """Otherwise a client could disconnect at once, and be taken for somebody who is still connected."""
+    if not guarded:
+        monkeypatch.setattr(client_ports, "_bound_socket", lambda address: (None, address[1]))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Queue[asyncio.BaseTransport] = asyncio.Queue()
+
+        class Late(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = transport
+
+            def connection_lost(self, error: Exception | None) -> None:
+                ended.put_nowait(self.transport)
+
+        server = await loop.create_server(Late, "127.0.0.1", 0)
+        at = server.sockets[0].getsockname()
+        victim = socket.create_connection(at)
+        monkeypatch.setattr(client_ports, "port_of", lambda _: victim.getsockname()[1])
+        transport, _ = await loop.create_connection(asyncio.Protocol, *at)
+        assert transport.get_extra_info("fabric") == "rdma"
+        transport.close()
+        accepted = await ended.get()
+        await until_seen(lambda: accepted._life.teardown.released)
+        name = accepted.get_extra_info("peername")
+        assert (name == victim.getsockname()) != guarded
+        if guarded:
+            assert not accepted._life.facts.held_port.port  # nothing is held for a connection that is over
+        victim.close()
+        await ended.get()
         server.close()
 
     rdmanet.run(main())
