@@ -193,6 +193,7 @@ class _Asked:
         self.has_spoken = False
         self._heard = bytearray()
         self._count = 0
+        self._broke_off = False
         self._head: _Head | None = None
 
     def _credentials(self) -> tuple[int, int]:
@@ -221,18 +222,23 @@ class _Asked:
         with contextlib.suppress(OSError):  # it has gone: what it has said still comes
             self.socket.send(b"\n", socket.MSG_NOSIGNAL)
 
-    def hear(self) -> bool:
-        """Take what has come; whether more is to come."""
+    def hear(self) -> None:
+        """Take what has come."""
         try:
             some = self.socket.recv(_PIECE_BYTES)
         except BlockingIOError:
-            return True
+            return
         except OSError:
             some = b""
         self._count += len(some)
         self._heard += some
+        self._broke_off = not some
+        self.has_spoken |= b"\n" in some
+
+    def understand(self) -> bool:
+        """Make sense of what was taken; whether more is to come."""
         try:
-            if not some:
+            if self._broke_off:
                 raise ValueError("it does not let this process look" if not self._count else "it broke off")
             if self._count > ANSWER_BYTES_MOST:
                 raise ValueError(f"its answer has more than {ANSWER_BYTES_MOST} bytes")
@@ -240,7 +246,6 @@ class _Asked:
             if any(len(line) > LINE_BYTES_MOST for line in (*lines, rest)):
                 raise ValueError(f"a line of its answer has more than {LINE_BYTES_MOST} bytes")
             self._heard = bytearray(rest)
-            self.has_spoken |= bool(lines)
             return all(self._understood(line) for line in lines)
         except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
             self.answer.failed = printable(str(exc), _TEXT_MOST)
@@ -285,7 +290,10 @@ def _owner_of(name: bytes, inode: int) -> tuple[int, int]:
 
 
 def _hear(asked: dict[int, _Asked]) -> None:
-    """Hear all, as long as one says something in time; one is asked at a time."""
+    """Hear all, as long as one says something in time; one is asked at a time.
+
+    Who comes next is asked before sense is made of what has come, and makes its line meanwhile.
+    """
     poller = select.poll()
     for fd in asked:
         poller.register(fd, select.POLLIN)
@@ -294,21 +302,26 @@ def _hear(asked: dict[int, _Asked]) -> None:
     until, turn_ends, speaker = now + ANSWER_S, now, None
     silent = deque[_Asked]()  # who have spoken, and wait to be asked
     while asked and (left := min(until, last) - now) > 0:
-        if silent and (speaker is None or speaker.has_spoken or now >= turn_ends):
-            speaker, turn_ends = silent.popleft(), now + GRACE_S
-            speaker.ask()
         heard = poller.poll(1000 * (min(left, max(0, turn_ends - now)) if silent else left))
         now = time.monotonic()
         for fd, _ in heard:
             until = now + ANSWER_S
             one = asked[fd]
             is_listed = one.has_spoken
-            if not one.hear():
-                one.has_spoken = True  # and has said all
+            one.hear()
+            if one.has_spoken and not is_listed:
+                silent.append(one)
+        if silent and (speaker is None or speaker.has_spoken or now >= turn_ends):
+            speaker, turn_ends = silent.popleft(), now + GRACE_S
+            speaker.ask()
+        for fd, _ in heard:
+            one = asked[fd]
+            if not one.understand():
+                if one in silent:
+                    silent.remove(one)
+                one.has_spoken = True  # all that it will say
                 poller.unregister(fd)
                 del asked[fd]
-            elif one.has_spoken and not is_listed:
-                silent.append(one)
     for one in asked.values():
         one.answer.failed = "late"
         one.answer.connections.clear()

@@ -167,6 +167,7 @@ def run(args: argparse.Namespace) -> int:
         left = None if left is None else left - 1
         if left is None or left > 0:
             time.sleep(max(0.0, picture.taken_at + (args.watch or 1.0) - time.monotonic()))
+    gc.freeze()  # the interpreter's end looks for cycles, too
     return 0
 
 
@@ -253,9 +254,10 @@ def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
         connections = []
         for info in answer.connections:
             rates = picture.rates(process, answer, info)
-            shown = info.facts() | {"waits": info.waits(), "notes": picture.notes(process, info)}
+            shown = info.facts()
+            shown["waits"], shown["notes"] = info.waits(), picture.notes(process, info)
             if rates is not None:
-                shown |= {"sent_per_s": rates[0], "received_per_s": rates[1]}
+                shown["sent_per_s"], shown["received_per_s"] = rates
             connections.append(shown)
         loops.append(
             {

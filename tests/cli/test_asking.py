@@ -42,6 +42,7 @@ class Speaker:
 
     def __init__(self, name: str, floor: Floor, lines: int) -> None:
         self.name, self.floor, self.lines = name, floor, lines
+        self.is_asked = threading.Event()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(f"\0{onlookers.NAME}{os.getpid()}/{os.urandom(8).hex()}")
         self.listener.listen()
@@ -57,13 +58,15 @@ class Speaker:
                 for number in range(self.lines + 1):
                     if not caller.recv(1):
                         return
+                    self.is_asked.set()
                     line: Any = {"counters": ["a"], "rows": [row]}
                     with self.floor.held():
                         if number == LINES:
                             line = {"connections": number}
+                    self.is_asked.clear()
                     caller.sendall(json.encode(line) + b"\n")
                 while caller.recv(1):  # it is asked, and says nothing
-                    pass
+                    self.is_asked.set()
 
     def close(self) -> None:
         with suppress(OSError):
@@ -100,6 +103,22 @@ def test_one_is_asked_at_a_time(monkeypatch):
     )
     assert found["one"][0].connections[0].stats == {"a": 7}
     assert not floor.are_two.is_set()
+
+
+def test_a_line_is_made_while_the_one_before_is_understood(monkeypatch):
+    understand = asking._Asked.understand
+    speaker = Speaker("one", Floor(), LINES)
+
+    def after_the_next_was_asked_for(asked: asking._Asked) -> bool:
+        assert speaker.is_asked.wait(10)
+        return understand(asked)
+
+    monkeypatch.setattr(asking._Asked, "understand", after_the_next_was_asked_for)
+    try:
+        found = heard()
+    finally:
+        speaker.close()
+    assert len(found["one"][0].connections) == LINES
 
 
 def test_who_falls_silent_holds_nobody_up(monkeypatch):
