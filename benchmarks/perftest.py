@@ -3,7 +3,8 @@
 usage: python -m benchmarks.perftest [--quick] [--turns N] [--device NAME]
 
 `--device NAME` compares the bandwidth on another one, with few messages, since the processor of soft-RoCE's virtual
-machine is emulated: `scripts/kernel-vm -- .venv/bin/python -m benchmarks.perftest --device rxe0`.
+machine is emulated; each pair of figures is shown at once, should its time be over before the table:
+`scripts/kernel-vm -- .venv/bin/python -m benchmarks.perftest --device rxe0 --turns 1`.
 
 Both measure the same with the same options, in turns: the server on one CPU, the client on the other. perftest's
 programs run as `rdmanet soft-run` runs them. The figure of a turn is the ratio of the two; the table has the medians of
@@ -31,7 +32,7 @@ LEAST_RATIO = 0.9
 MOST_ABOVE_US = 0.35
 PATIENCE_S = 300.0
 MIB = 2**20
-EMULATED_BYTES = 64 * MIB
+EMULATED_BYTES = 16 * MIB
 """So many are sent where the processor is emulated."""
 
 
@@ -126,14 +127,18 @@ def measured(
 ) -> Iterator[tuple[Test, float, float]]:
     for turn in range(turns):
         for test in tests:
-            print(f"\r{turn + 1}/{turns}  {test.title}\x1b[K", end="", file=sys.stderr, flush=True)
+            say(f"{turn + 1}/{turns}  {test.title}")
             if turn % 2:  # neither always comes first
                 our = ours(test, cpus, device)
                 yield test, our, theirs(test, cpus, device)
             else:
                 their = theirs(test, cpus, device)
                 yield test, ours(test, cpus, device), their
-    print("\r\x1b[K", end="", file=sys.stderr)
+    say("")
+
+
+def say(what: str) -> None:
+    print(f"\r{what}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def table(seen: dict[Test, list[tuple[float, float]]]) -> tuple[str, bool]:
@@ -184,6 +189,8 @@ def main() -> int:
             tests, args.turns or (1 if args.quick else 5), (allowed[0], allowed[1]), args.device
         ):
             seen[test].append((our, their))
+            if args.device is not None:  # where a machine's time may be over before the table
+                say(f"{test.title}: {our:.4g} GB/s, perftest {their:.4g}: {our / their:.2f}\n")
     except (Trouble, subprocess.TimeoutExpired) as exc:
         print(f"\n{exc}", file=sys.stderr)
         return 1
