@@ -1,6 +1,6 @@
 """Compare an array from one actor of Ray's to another by RDMA with Ray's object store, and with Ray's own part.
 
-usage: PYTHONPATH=. build/frameworks/bin/python -m benchmarks.ray_arrays [--megabytes N] [--turns N]
+usage: make bench-ray ARGS="[--megabytes N] [--turns N]"
 
 All actors are on one node, and take turns:
 
@@ -12,6 +12,7 @@ The last one is the least that any direct transport can take. The CPU time is th
 """
 
 import argparse
+import os
 import resource
 import statistics
 import time
@@ -141,13 +142,12 @@ def measured(nbytes: int, turns: int) -> dict[str, tuple[list[float], float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ray_arrays", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="benchmarks.ray_arrays", description=__doc__.partition("\n")[0])
     parser.add_argument("--megabytes", type=float, default=100.0, metavar="N")
     parser.add_argument("--turns", type=int, default=30, metavar="N")
     args = parser.parse_args()
     nbytes = int(args.megabytes * 1e6)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: whatever else runs would be measured
     ray.init(
         address="local",
         num_cpus=2,
