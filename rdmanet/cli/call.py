@@ -4,9 +4,10 @@ usage: rdmanet call HOST:PORT                           its services, methods an
        rdmanet call HOST:PORT Store.get '{"name": "w"}'  call one, and print the result as JSON
 
 A stream is printed with a line for each item. A stream of the caller's is read from standard input, as JSON, a line for
-each item. Bytes and buffers are given as text, or as @FILE for the contents of a file, and arrays as
-["<f4", [2, 2], "@FILE"]. A result that is a buffer or an array is printed as its length, or written to a file by
---output. Exit status: 64 and the number of the error's code, if the call fails: NOT_FOUND is 69.
+each item. Bytes and buffers are given as text, or as @FILE for the contents of a file. Arrays are given as @FILE.npy,
+as [[1, 2], [3, 4]], or as ["<f4", [2, 2], "@FILE"]. A result that is a buffer is printed as its length, and an array as
+its type, its shape and its items, if these are few; --output writes them to a file. Exit status: 64 and the number of
+the error's code, if the call fails: NOT_FOUND is 69.
 """
 
 import argparse
@@ -55,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send this along, as a token for example; may be given several times",
     )
     parser.add_argument(
-        "--output", type=file_path, metavar="FILE", help="write the result, which is a buffer, to this file"
+        "--output",
+        type=file_path,
+        metavar="FILE",
+        help="write the result, a buffer or an array, to this file; FILE.npy is one of NumPy",
     )
     parser.add_argument("--json", action="store_true", help="list the schemas as JSON")
 
@@ -157,6 +161,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
     from rdmanet.errors import printable
     from rdmanet.rpc.buffer import Buffer
     from rdmanet.rpc.context import deadline_in
+    from rdmanet.rpc.describe import BUFFER
     from rdmanet.rpc.dynamic_client import DiscoveredMethod, discover
     from rdmanet.rpc.errors import Code, Error
     from rdmanet.rpc.method import Kind
@@ -189,7 +194,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         if args.output is not None and not method.result_is_buffer:
             raise Misuse(f"--output: {args.method} returns no buffer: {printable(str(method))}")
         try:
-            arguments = method.arguments_of(given, schema.structs, _bytes)
+            arguments = method.arguments_of(given, schema.structs, _bytes, _array)
         except ValueError as exc:
             raise Misuse(f"{args.method}: {printable(str(exc))}") from None
         items = None if method.stream is None else _items()
@@ -202,11 +207,15 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         result = await channel.unary(call)
         if not isinstance(result, Buffer):
             _print(result)
-        elif args.output is None:
-            _print({"bytes": result.nbytes})
-        else:
-            async with result:
-                await _written(result, args.output)
+            return
+        async with result:
+            array = None if method.result_description == BUFFER else method.array
+            if args.output is not None:
+                await _written(result, array, args.output)
+            elif array is None:
+                _print({"bytes": result.nbytes})
+            else:
+                await _print_array(result, array)
 
 
 def _print(value: Any) -> None:
@@ -222,6 +231,20 @@ def _bytes(given: str) -> bytes:
         return Path(given[1:]).read_bytes()
     except OSError as exc:
         raise Misuse(f"{given}: {exc.strerror}; text that begins with @ names a file") from None
+
+
+def _array(given: Any, items: Any, where: str) -> Any:
+    """What is sent for an array; what is none is left for the server to refuse."""
+    from rdmanet.cli.call_arrays import of_file, of_list
+
+    if isinstance(given, list):
+        return of_list(given, items, where)
+    if not isinstance(given, str) or not given.startswith("@"):
+        return given
+    try:
+        return of_file(Path(given[1:]))
+    except OSError as exc:
+        raise ValueError(f"{where}: {given}: {exc.strerror}") from None
 
 
 async def _items() -> AsyncIterator[Any]:
@@ -260,7 +283,20 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-async def _written(buffer: Any, path: Path) -> None:
+async def _print_array(buffer: Any, array: Any) -> None:
+    from rdmanet.cli.call_arrays import fits, is_shown, items_of
+
+    found = {"dtype": array.dtype, "shape": array.shape, "bytes": buffer.nbytes}
+    if fits(array, buffer.nbytes) and is_shown(array):
+        found["items"] = items_of(array, await buffer.read())
+    _print(found)
+
+
+async def _written(buffer: Any, array: Any, path: Path) -> None:
+    from rdmanet.cli.call_arrays import file_head, fits
+
     with path.open("wb") as file:
+        if array is not None and path.suffix == ".npy" and fits(array, buffer.nbytes):
+            file.write(file_head(array))
         for start in range(0, buffer.nbytes, PIECE_BYTES):
             file.write(await buffer.read(start, min(start + PIECE_BYTES, buffer.nbytes)))

@@ -3,7 +3,8 @@
 A server sends its schema to a client that has another one (messages.py: Hello). So this client says that it has none,
 and makes its methods from the answer. Types are checked by the server alone. What plain data, such as JSON has, does
 not have is converted by the schema: bytes, keys of maps that are no texts, structs that go as arrays. An array is given
-as on the wire, [dtype, shape, bytes], also inside of others; the result of a method that returns one is its bytes.
+as on the wire, [dtype, shape, bytes], or by what the user takes for one, also inside of others; the result of a method
+that returns one is its bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from rdmanet.rpc.method import Kind, Method, Parameter
 from rdmanet.rpc.method_options import Options
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.weights import Scale
+
+BytesOf = Callable[[str], bytes]
+ArrayOf = Callable[[Any, Any, str], Any]
 
 _any: Final = msgspec.msgpack.Decoder().decode
 _buffer: Final = msgspec.msgpack.Decoder(memoryview | Lent).decode
@@ -62,7 +66,11 @@ class DiscoveredMethod(Method):
     """A method that the server has.
 
     Its calls need not have all `arguments`: those at the end may be left out, if they have defaults.
+
+    :ivar array: its last result, if that is an array: what its bytes mean
     """
+
+    array: Array
 
     def __init__(self, service: str, described: Any) -> None:
         self.name, kind, self.described, stream, result = described
@@ -80,16 +88,23 @@ class DiscoveredMethod(Method):
         self.result_is_apart = self.result_is_buffer
         self.result = Buffer if self.result_is_buffer else Any
         self.buffers = [index for index, parameter in enumerate(self.parameters) if parameter.is_buffer]
-        self._result = _buffer if result == BUFFER else _bytes_of_array if self.result_is_buffer else _any
+        self._result = (
+            _buffer if result == BUFFER else self._bytes_of_array if self.result_is_buffer else _any
+        )
         self._item = self._details = _any
         self.scale = self._result_scale = self.item_scale = self._details_scale = _ANY_SCALE
 
+    def _bytes_of_array(self, raw: Any) -> memoryview | Lent:
+        self.array = _array(raw)
+        return self.array.data
+
     def arguments_of(
-        self, given: dict[str, Any], structs: Structs, bytes_of: Callable[[str], bytes]
+        self, given: dict[str, Any], structs: Structs, bytes_of: BytesOf, array_of: ArrayOf
     ) -> list[Any]:
         """Arguments by name, in the order of the parameters, and as they are encoded.
 
         :param bytes_of: from what stands for bytes to these
+        :param array_of: as `Converter` has it
         :raises ValueError: they do not fit; the text says how
         """
         names = [name for name, _, _ in self.described]
@@ -98,7 +113,7 @@ class DiscoveredMethod(Method):
                 raise ValueError(
                     f"there is no parameter {shown(name)}; there are: {', '.join(names) or 'none'}"
                 )
-        convert = Converter(structs, bytes_of)
+        convert = Converter(structs, bytes_of, array_of)
         found: list[Any] = []
         for index, (name, type_, required) in enumerate(self.described):
             if name in given:
@@ -126,11 +141,14 @@ class Converter:
     """From plain data to what msgpack has for a type.
 
     :param bytes_of: from what stands for bytes to these
+    :param array_of: from what stands for an array, the type of its items and the place, to [dtype, shape, bytes]; it is
+        not asked for what has this form
     """
 
-    def __init__(self, structs: Structs, bytes_of: Callable[[str], bytes]) -> None:
+    def __init__(self, structs: Structs, bytes_of: BytesOf, array_of: ArrayOf) -> None:
         self._structs = structs
         self._bytes_of = bytes_of
+        self._array_of = array_of
 
     def __call__(self, value: Any, type_: Description, where: str) -> Any:
         """The value; what does not fit its type is left for the server to refuse.
@@ -149,8 +167,10 @@ class Converter:
             return {
                 _key(k, parts[0]): self(item, parts[1], f"{where}[{shown(k)}]") for k, item in value.items()
             }
-        if kind == "array" and isinstance(value, list) and len(value) == 3:
+        if kind == "array" and isinstance(value, list) and len(value) == 3 and isinstance(value[2], str):
             return [*value[:2], self(value[2], "bytes", f"{where}[2]")]
+        if kind == "array":
+            return self._array_of(value, parts[0], where)
         if kind == "struct" and isinstance(value, dict):
             return self._struct(value, parts[0], where)
         if kind == "union":
@@ -182,6 +202,8 @@ class Converter:
         }
         if isinstance(value, str) and "str" not in kinds and "bytes" in kinds:
             return self._bytes_of(value)
+        if "array" in kinds and value is not None:
+            return self(value, kinds["array"], where)
         for type_, kind in ((list, "list"), (list, "tuple"), (dict, "dict"), (dict, "struct")):
             if isinstance(value, type_) and sum(_kind(each) == kind for each in types) == 1:
                 return self(value, kinds[kind], where)
@@ -228,10 +250,6 @@ def _check_type(type_: Any, structs: Structs, depth: int) -> None:
             msgspec.convert(parts.pop(), dict[str, Any])
         for part in parts:
             _check_type(part, structs, depth + 1)
-
-
-def _bytes_of_array(raw: Any) -> memoryview | Lent:
-    return _array(raw).data
 
 
 def _without_limits(type_: Description) -> Description:

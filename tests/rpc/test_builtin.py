@@ -147,7 +147,8 @@ def latin(text: str) -> bytes:
 def prepared(schema: Discovered, name: str, /, stream: Any = None, **given: Any) -> CallDetails:
     method = schema.methods[name]
     assert isinstance(method, DiscoveredMethod)
-    return CallDetails(method, tuple(method.arguments_of(given, schema.structs, latin)), stream)
+    arguments = method.arguments_of(given, schema.structs, latin, lambda value, items, where: value)
+    return CallDetails(method, tuple(arguments), stream)
 
 
 async def test_a_client_that_learns_the_schema(net: Net):
