@@ -23,6 +23,7 @@ import contextvars
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from types import MethodType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from rdmanet.errors import shown
@@ -88,6 +89,7 @@ class Client(Generic[_S]):
             return _called(self, method, arguments, by_name)
 
         calls.__name__, calls.__qualname__, calls.__doc__ = name, method.label, method.function.__doc__
+        calls.__wrapped__ = MethodType(method.function, self)  # type: ignore[attr-defined]  # see client.py
         return calls
 
     def __dir__(self) -> list[str]:

@@ -335,4 +335,5 @@ def _stub(method: Method) -> Callable[..., Any]:
         return self._caller.stream(details) if streams_back else self._caller.unary(details)
 
     call.__name__, call.__qualname__, call.__doc__ = method.name, method.label, method.function.__doc__
+    call.__wrapped__ = method.function  # type: ignore[attr-defined]  # inspect.signature() asks for it
     return call

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -119,6 +120,7 @@ def test_calls_by_name_and_with_types(store: blocking.Client[Store]):
     assert number == 15
     assert {"double", "count", "close"} <= set(dir(store))
     assert store.double.__name__ == "double"
+    assert list(inspect.signature(store.double).parameters) == ["value", "by"]
     with pytest.raises(AttributeError, match="Store has no method 'halve'"):
         store.halve(4)
     with pytest.raises(TypeError, match="is no method of Store"):

@@ -1,5 +1,6 @@
 """Several services on one port: each client finds its own by its name, and hears which there are if it is not there."""
 
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -156,6 +157,14 @@ def test_annotations_are_inherited():
 
         class Wrong(Base):
             async def put(self, name, data, more, *, times=1): ...  # type: ignore[no-untyped-def, override]
+
+
+async def test_signatures_of_a_client(net: Net):
+    """Of its methods, as the class has them: for people, IDEs and libraries that look at them."""
+    client = await net.connect(NewStore, await net.serve(NewStore()))
+    assert str(inspect.signature(client.get)) == "(key: int) -> int"
+    assert str(inspect.signature(rpc.options(client, timeout=5).get)) == "(key: int) -> int"
+    assert await client.get(key=3) == 3
 
 
 # ---- Clients without a block -----------------------------------------------------------------------------------
