@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,22 @@ def test_a_lock_whose_holder_is_killed(serve):
             first.send_signal(signal.SIGKILL)
             assert second.line() == "client 2 has the lock"
             assert second.line() == "client 2 has given it back"
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
+def test_calls_from_cpp(serve, tmp_path):
+    """A client that knows the wire format's page alone: its stream is longer than the credit that it begins with."""
+    program = tmp_path / "rpc_client"
+    options = "-std=c++17", "-Wall", "-Wextra", "-Werror"
+    subprocess.run(["c++", *options, ROOT / "examples/rpc_client.cpp", "-o", program], check=True)
+    _, port = serve("rpc.py", "serve", "--tcp", "127.0.0.1", 0)
+    done = subprocess.run(
+        [program, "127.0.0.1", str(port)], capture_output=True, text=True, timeout=100, check=True
+    )
+    *found, refused, late = done.stdout.splitlines()
+    assert found == ["1 + 2.5 = 3.5", "counted 20000, the last is 19999", "slept"]
+    assert refused.startswith("add: code 3: ") and "numbers" in refused
+    assert late.startswith("sleep: code 4: ")
 
 
 @pytest.mark.parametrize("style", [[], ["--streams"]])
