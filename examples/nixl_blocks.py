@@ -13,6 +13,7 @@ import argparse
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 from nixl_cu12._api import nixl_agent, nixl_agent_config
@@ -48,7 +49,7 @@ class Reader:
     def __init__(self) -> None:
         self.memory = np.zeros(BLOCK, np.uint8)
         self.agent = agent_with("reader", self.memory, enable_prog_thread=False)
-        self.process: multiprocessing.process.BaseProcess | None = None
+        self.process: BaseProcess | None = None
 
     def start_peer(self) -> None:
         spawn = multiprocessing.get_context("spawn")
