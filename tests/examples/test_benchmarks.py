@@ -51,6 +51,18 @@ def test_arrays() -> None:
     ]
 
 
+@pytest.mark.long
+def test_a_dictionary_of_arrays() -> None:
+    _, *rows = run("benchmarks.state_dict", "--size", "8", "--arrays", "5").splitlines()
+    assert [row[:20].strip() for row in rows] == [
+        "argument, one",
+        "argument, dict",
+        "result, one",
+        "result, dict",
+    ]
+    assert all(float(figure) >= 0 for row in rows for figure in row[20:].split())
+
+
 def test_connecting() -> None:
     _, *rows = run("benchmarks.connecting").splitlines()
     assert [row.split()[0] for row in rows] == ["rdmanet", "tcp", "unix"]
