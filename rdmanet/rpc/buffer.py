@@ -75,7 +75,7 @@ class Buffer:
 
     def __init__(self, memory: Any) -> None:
         check_plain(memory, "rpc.Buffer")
-        view = memoryview(memory)
+        view = memoryview(exported(memory, "rpc.Buffer"))
         if not view.c_contiguous:
             raise BufferError("rpc.Buffer: the memory is not C-contiguous")
         self._given = memory
@@ -108,7 +108,8 @@ class Buffer:
         """
         if not hasattr(self, "__array_interface__"):
             raise AttributeError(f"{self!r} was not made of an array")
-        return sys.modules["numpy"].asarray(self)
+        array, dtype = sys.modules["numpy"].asarray(self), getattr(self._given, "dtype", None)
+        return array if dtype in (None, array.dtype) else array.view(dtype)  # one of ml_dtypes
 
     @property
     def __array_interface__(self) -> Any:
@@ -150,6 +151,7 @@ class Buffer:
         :raises IndexError: the buffer has fewer bytes
         :raises Error: as for `read`
         """
+        memory = exported(memory, "read_into")
         view = memoryview(memory)
         if view.readonly:
             raise TypeError(f"read_into: {shown(memory)} is read-only")
@@ -229,6 +231,21 @@ def _adds_nothing(array: Any, ndarray: type) -> bool:
 
 
 _OF_EVERY_CLASS: Final = vars(type("", (), {})).keys() | {"__firstlineno__", "__static_attributes__"}
+
+
+def exported(memory: Any, what: str) -> Any:
+    """A buffer: `memory`, or its bytes if NumPy exports its items as none: dates, and what ml_dtypes adds.
+
+    :raises TypeError: it is none
+    :raises BufferError: it is such an array, and not C-contiguous; the text begins with `what`
+    """
+    try:
+        memoryview(memory)
+    except ValueError:
+        if not memory.flags.c_contiguous:
+            raise BufferError(f"{what}: the memory is not C-contiguous") from None
+        return bytes_of(memory)
+    return memory
 
 
 def bytes_of(memory: Any) -> memoryview:

@@ -30,7 +30,7 @@ from typing import Any, Final, cast
 from rdmanet._core import AccessFlags, unfilled
 from rdmanet.errors import RdmaError
 from rdmanet.rpc.array_types import ArrayType, shown
-from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, over
+from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain, exported, over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.item_types import item_type, text_checks
 from rdmanet.rpc.limits import exceeded
@@ -296,7 +296,7 @@ class Into:
 
     def __init__(self, memory: Any) -> None:
         check_plain(memory, "into")
-        view = memoryview(memory)
+        view = memoryview(exported(memory, "into"))
         if view.readonly:
             raise TypeError(f"into: {type(memory).__name__!r} is read-only")
         if not view.c_contiguous:

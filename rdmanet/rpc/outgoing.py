@@ -136,6 +136,8 @@ class Gathered:
 def _buffer_of(array: Any) -> Buffer | None:
     """The Buffer whose `Buffer.array` this is: all of it, and not a part."""
     base = array.base
+    if type(base) is type(array):  # an array of ml_dtypes is a view of that which NumPy makes of a Buffer
+        base = base.base
     if not isinstance(base, Buffer) or base.memory is None or base.nbytes != array.nbytes:
         return None
     there, here = base.__array_interface__["data"], array.__array_interface__["data"]

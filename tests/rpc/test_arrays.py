@@ -297,6 +297,31 @@ async def test_into_an_array(net: Net, count: int):
     assert same(mine, service.kept["w"])
 
 
+@pytest.mark.parametrize("dtype", ["M8[ns]", ">m8[s]", "bfloat16", [("at", "<M8[ms]"), ("value", "<f4")]])
+@pytest.mark.parametrize("count", [10, LARGE])
+async def test_items_that_numpy_exports_as_no_buffer(net: Net, dtype: Any, count: int):
+    """Into the caller's memory, as a kept Buffer, and read from one: dates, and what ml_dtypes adds."""
+    items = numpy.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
+    service = Store()
+    client, _ = await net.pair(service)
+    there = numpy.frombuffer(bytes(range(256)) * (count * items.itemsize // 256 + 1), "u1")
+    array = there[: count * items.itemsize].copy().view(items)
+    mine = numpy.zeros(count, items)
+    async with rpc.Buffer(array) as kept:
+        assert kept.array.dtype == items and same(kept.array, array)
+        assert Outgoing(ArrayType(None), kept.array, "").buffer is kept
+        await client.put("w", kept.array)
+    assert same(service.kept["w"], array)
+    assert await rpc.options(client, into=mine).get("w") is mine
+    assert same(mine, array)
+    mine[:] = numpy.zeros(1, items)
+    async with await client.lend("w") as lent:
+        assert await lent.read_into(mine) == array.nbytes
+    assert same(mine, array)
+    with pytest.raises(BufferError, match="into: the memory is not C-contiguous"):
+        rpc.options(client, into=mine[::2])
+
+
 @pytest.mark.parametrize("count", [0, 10, LARGE])
 async def test_a_view_into_a_buffer(net: Net, count: int):
     service = Store()
