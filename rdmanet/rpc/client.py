@@ -58,6 +58,7 @@ def connect(
     wait: bool = False,
     limits: Limits = DEFAULT,
     retry: Retry | None = None,
+    lazy: bool = False,
     policy: Literal["first", "spread"] = "first",
     keepalive: float | None = None,
     interceptors: Sequence[Interceptor] = (),
@@ -83,6 +84,8 @@ def connect(
         their time is over. Else they fail with RESOURCE_EXHAUSTED
     :param limits: what this side accepts
     :param retry: how to reconnect; this includes the first connection. None: connect once
+    :param lazy: whether the first call connects, and `connect` itself does not, so it waits for no server. Then `retry`
+        is ``Retry()`` by default, too
     :param policy: with several servers, "first": connect to the first that answers; "spread": connect to each, and send
         each call to the one that has the fewest unfinished calls, where those that failed of late count, too
     :param keepalive: send Ping to a server from which nothing has come for so many seconds, and count the connection as
@@ -99,7 +102,7 @@ def connect(
     """
 
     def opened() -> Coroutine[Any, Any, _S]:
-        how = limits, retry, policy, keepalive, interceptors, carry
+        how = limits, retry, lazy, policy, keepalive, interceptors, carry
         return _opened(service, host, port, transport, timeout, wait, *how, transport_options)
 
     return Connecting(opened)
@@ -134,6 +137,7 @@ async def _opened(
     wait: bool,
     limits: Limits,
     retry: Retry | None,
+    lazy: bool,
     policy: str,
     keepalive: float | None,
     interceptors: Sequence[Interceptor],
@@ -144,7 +148,7 @@ async def _opened(
     timeout = seconds(timeout)
     schema = schema_of(service)
     resolver = host if isinstance(host, Resolver) else None
-    if resolver is not None:
+    if resolver is not None or lazy:
         retry = retry or Retry()
     addresses = [] if isinstance(host, Resolver) else _addresses(host, port)
     counters = counters_of(schema)
@@ -176,7 +180,8 @@ async def _opened(
                 endpoints.check("connect", transport, address[1])
             caller = Pool(schema, dial, addresses, retry, policy == "spread", resolver)
             try:
-                await caller.opened()
+                if not lazy:
+                    await caller.opened()
             except BaseException:
                 await caller.close()
                 raise

@@ -381,3 +381,27 @@ async def test_what_is_asked_for_wrongly():
             await rpc.connect(Work, *arguments, **options).__aenter__()  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is not a client"):
         rpc.peer(Work())
+
+
+@pytest.mark.parametrize("policy", ["first", "spread"])
+async def test_the_first_call_connects(net: Net, policy: Any):
+    """Of a client that is lazy; each of several servers may come later."""
+    server = await net.serve(Work("a"))
+    client = await net.connect(Work, server, lazy=True, policy=policy)
+    assert rpc.peer(client) is None and not server.callees
+    assert await client.who() == "a" and len(server.callees) == 1
+    where = net.address(server)
+    server.close()
+    await server.wait_closed()
+    later = rpc.connect(Work, *where, transport=net.transport, lazy=True, retry=ENDLESS, policy=policy)
+    async with (
+        later as waits,
+        rpc.connect(Work, *where, transport=net.transport, lazy=True, retry=Retry(attempts=1)) as gives_up,
+    ):
+        assert (await failure(gives_up.who())).code is Code.UNAVAILABLE
+        (call,) = await begin(waits.who())
+        async with await rpc.serve(Work("b"), *where, transport=net.transport):
+            assert await call == "b"
+            assert await gives_up.who() == "b"
+    async with rpc.connect(Work, *where, transport=net.transport, lazy=True) as unused:
+        assert rpc.stats(unused)["who"].begun == 0
