@@ -25,7 +25,7 @@ from rdmanet._core import REUSED_BYTES, unfilled
 from rdmanet.rpc.buffer import check_plain
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.hints import unwrapped
-from rdmanet.rpc.item_types import ANY, dtype_of, is_of, item_bytes, item_type, named_in
+from rdmanet.rpc.item_types import ANY, dtype_of, is_of, is_of_ml_dtypes, item_bytes, item_type, named_in
 from rdmanet.rpc.messages import Array, ItemType, Placed
 
 BYTES_MOST: Final = 1 << 53
@@ -123,9 +123,12 @@ class ArrayType:
         """
         if not self.is_tensor:
             return array
+        torch, name = sys.modules["torch"], array.dtype.name
         try:
-            return sys.modules["torch"].from_numpy(array)
-        except TypeError as exc:
+            if is_of_ml_dtypes(name):
+                return torch.from_numpy(array.view(f"i{array.itemsize}")).view(getattr(torch, name))
+            return torch.from_numpy(array)
+        except (TypeError, AttributeError) as exc:
             raise ValueError(f"an array of {array.dtype} makes no tensor: {exc}") from None
 
 
@@ -225,10 +228,25 @@ def _of_another_library(value: Any, what: str) -> Any:
                 raise TypeError("it has a mask")
             return _numpy().asarray(value)
         if hasattr(value, "__dlpack__"):
-            return _numpy().from_dlpack(value)
+            found = _of_bits(value)
+            return _numpy().from_dlpack(value) if found is None else found
     except Exception as exc:
         raise TypeError(f"{what}: {type(value).__name__!r} has no memory that NumPy can use: {exc}") from None
     raise TypeError(f"{what}: {type(value).__name__!r} is no array: pass numpy.asarray() of it")
+
+
+def _of_bits(tensor: Any) -> Any:
+    """A tensor of PyTorch whose items only ml_dtypes has for NumPy, such as bfloat16; None if it is another one.
+
+    :raises ValueError: the package is not installed
+    """
+    torch, name = sys.modules.get("torch"), str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    if torch is None or not isinstance(tensor, torch.Tensor) or not is_of_ml_dtypes(name):
+        return None
+    if tensor.requires_grad:
+        raise TypeError("it needs a gradient: pass tensor.detach()")
+    bits = tensor.view(torch.int8 if item_bytes(name) == 1 else torch.int16)
+    return _numpy().from_dlpack(bits).view(dtype_of(name))
 
 
 def _numpy() -> Any:

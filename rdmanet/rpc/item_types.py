@@ -138,6 +138,11 @@ def is_of(type_: ItemType, wanted: str) -> bool:
 # ---- What has come from a peer ---------------------------------------------------------------------------------
 
 
+def is_of_ml_dtypes(name: str) -> bool:
+    """Whether this is the name of a type that NumPy itself does not have. PyTorch has the same names."""
+    return name in _OF_ML_DTYPES
+
+
 def item_bytes(type_: ItemType) -> int:
     """The size of an item.
 

@@ -374,6 +374,40 @@ async def test_tensors(net: Net, monkeypatch: pytest.MonkeyPatch):
     assert same((await client.one()).memory, numbers(3))
 
 
+class Bits(Tensor):
+    """A tensor of items that NumPy does not have: it is exchanged as one of integers."""
+
+    requires_grad = False
+
+    def __init__(self, memory: Any, dtype: str = "torch.int16") -> None:
+        super().__init__(memory)
+        self.dtype = dtype
+
+    def view(self, dtype: str) -> "Bits":
+        return Bits(self.memory, dtype)
+
+
+async def test_tensors_of_types_that_numpy_does_not_have(net: Net, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("ml_dtypes")
+    names = {"int16": "torch.int16", "bfloat16": "torch.bfloat16"}
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Bits, from_numpy=Bits, **names))
+
+    class Trainer(rpc.Service):
+        async def step(self, data: Bits, more: dict[str, Bits]) -> list[Bits]:
+            assert data.dtype == more["a"].dtype == "torch.bfloat16"
+            return [data, *more.values()]
+
+    client, _ = await net.pair(Trainer())
+    sent = Bits(numbers(1000, "<i2"), "torch.bfloat16")
+    got = await client.step(sent, {"a": sent})
+    assert [each.dtype for each in got] == ["torch.bfloat16"] * 2
+    assert same([each.memory for each in got], [sent.memory] * 2)
+    learns = Bits(numbers(2, "<i2"), "torch.bfloat16")
+    learns.requires_grad = True
+    with pytest.raises(TypeError, match=r"it needs a gradient: pass tensor.detach\(\)"):
+        await client.step(learns, {"a": sent})
+
+
 # ---- What is refused -------------------------------------------------------------------------------------------
 
 
