@@ -172,6 +172,10 @@ async def _opened(
             for name in sorted(retry.methods):
                 if name not in schema.methods:
                     raise ValueError(f"rpc.connect: Retry: {schema.name} has no method {shown(name)}")
+            if retry.hedge_seconds is not None and policy != "spread":
+                raise ValueError(
+                    'rpc.connect: Retry(hedge_seconds=) is for several servers: add policy="spread"'
+                )
         if resolver is not None:
             _no_port(port)
             addresses = await resolver.addresses()

@@ -46,7 +46,7 @@ import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
 import math
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Final
 
 from rdmanet.base import log_rate
@@ -55,13 +55,14 @@ from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.dialing import Address, Dial, first_of, named
 from rdmanet.rpc.errors import Code, Error, not_sent
+from rdmanet.rpc.hedging import hedged
 from rdmanet.rpc.link import logger
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.resolving import Resolver, Resolving
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.streaming import Cut, Results
-from rdmanet.rpc.tried import Tried
+from rdmanet.rpc.tried import Tried, is_idempotent
 
 _RETIRED_MOST: Final = 8
 """Connections that take no new calls, and still have some that run."""
@@ -169,11 +170,17 @@ class Pool:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    async def unary(self, call: CallDetails) -> Any:
+    def unary(self, call: CallDetails) -> Coroutine[Any, Any, Any]:
         """Make a call that has one result; as for `Channel`."""
-        tried = Tried(call)
+        retry = self._retry
+        if retry is None or retry.hedge_seconds is None or not self._may_be_hedged(call):
+            return self._unary(Tried(call))
+        return hedged(self.loop, self._unary, call, retry.hedge_seconds, self._has_other)
+
+    async def _unary(self, tried: Tried) -> Any:
         while True:
-            slot, channel = self._pick(tried.been) or await self._connected(tried, call.deadline)
+            slot, channel = self._pick(tried.been) or await self._connected(tried, tried.call.deadline)
+            tried.at = slot
             try:
                 result = await channel.unary(tried.call)
             except Error as exc:
@@ -253,7 +260,7 @@ class Pool:
             return None
         tried.failures += 1
         has_given_up = retry.attempts is not None and tried.failures >= retry.attempts
-        if self._is_closed or has_given_up or not self._may_be_repeated(tried, error):
+        if self._is_closed or has_given_up or not tried.may_be_repeated(self._retry, error):
             return None
         if is_lost:
             return 0.0  # it waits for the connection
@@ -261,13 +268,14 @@ class Pool:
         seconds, deadline = retry.delay(tried.failures), tried.call.deadline
         return None if deadline is not None and self.loop.time() + seconds >= deadline else seconds
 
-    def _may_be_repeated(self, tried: Tried, error: Error) -> bool:
-        """Whether it does no harm."""
-        if tried.has_items or (tried.sent is not None and tried.sent.is_begun):
-            return False
-        method, retry = tried.call.method, self._retry
-        is_named = retry is not None and method.name in retry.methods
-        return is_named or method.options.idempotent or not error.begun
+    def _may_be_hedged(self, call: CallDetails) -> bool:
+        is_plain = call.stream is None and call.into is None
+        return is_plain and self._is_spread and is_idempotent(call.method, self._retry)
+
+    def _has_other(self, tried: Tried) -> bool:
+        """Whether there is a server to which a call has not been, nor is now."""
+        tried.been = (*tried.been, tried.at)
+        return tried.at is not None and any(each.usable and each not in tried.been for each in self._slots)
 
     async def _pause(self, seconds: float) -> None:
         """Wait so long, or until the client is closed."""
@@ -282,11 +290,11 @@ class Pool:
             self._is_closed
             or error.begun
             or error.code is not Code.UNAVAILABLE
-            or not self._may_be_repeated(tried, error)
+            or not tried.may_be_repeated(self._retry, error)
         ):
             return False
-        tried.been = (*tried.been, slot)
-        return any(each.usable and each not in tried.been for each in self._slots)
+        tried.at = slot
+        return self._has_other(tried)
 
     # -- connecting ----------------------------------------------------------------------------------------
 

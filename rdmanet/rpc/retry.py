@@ -31,6 +31,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         idempotent, or has not begun. It waits before as before connecting, and goes to a server that it has not been
         to, if there is one. `attempts` is for all tries of a call
     :ivar methods: names of methods that are idempotent, though their class does not say so
+    :ivar hedge_seconds: with ``policy="spread"``, a call of an idempotent method that has no result after so long is
+        made at another server, too. The first result counts, and the other call is cancelled. None: it is not
     :raises TypeError: one of `codes` is no `Code`, or of `methods` no text
     """
 
@@ -42,6 +44,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     connect_seconds: float = 10.0
     codes: Collection[Code] = frozenset()
     methods: Collection[str] = frozenset()
+    hedge_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, type_ in (("codes", Code), ("methods", str)):
@@ -52,6 +55,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("first_seconds", "most_seconds", "connect_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Retry: {name}={shown(getattr(self, name))} is not more than 0 seconds")
+        if self.hedge_seconds is not None and not self.hedge_seconds > 0:
+            raise ValueError(f"Retry: hedge_seconds={shown(self.hedge_seconds)} is not more than 0 seconds")
         if not self.factor >= 1:
             raise ValueError(f"Retry: factor={shown(self.factor)} is not 1 or more")
         if not 0 <= self.jitter <= 1:

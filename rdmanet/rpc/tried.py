@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
+from rdmanet.rpc.errors import Error
+from rdmanet.rpc.method import Method
 from rdmanet.rpc.pending import CallDetails
+from rdmanet.rpc.retry import Retry
 
 
 class Tried:
@@ -15,10 +18,11 @@ class Tried:
 
     :ivar failures: connections, and tries to connect, that have failed under it
     :ivar has_items: an item of its result has come
-    :ivar been: whose servers did not take it, or have failed it
+    :ivar been: whose servers did not take it, or have failed it, or are slow
+    :ivar at: whose server has it now, or had it last
     """
 
-    __slots__ = ("been", "call", "failures", "has_items", "sent")
+    __slots__ = ("at", "been", "call", "failures", "has_items", "sent")
 
     call: CallDetails
 
@@ -26,12 +30,24 @@ class Tried:
         self.failures = 0
         self.has_items = False
         self.been: tuple[object, ...] = ()
+        self.at: object = None
         self.sent: Once | None = None
         if call is not None:
             if call.method.stream is not None:
                 self.sent = Once(call.stream)
                 call = msgspec.structs.replace(call, stream=self.sent)
             self.call = call
+
+    def may_be_repeated(self, retry: Retry | None, error: Error) -> bool:
+        """Whether it does no harm to make it again after this error."""
+        if self.has_items or (self.sent is not None and self.sent.is_begun):
+            return False
+        return not error.begun or is_idempotent(self.call.method, retry)
+
+
+def is_idempotent(method: Method, retry: Retry | None) -> bool:
+    """Whether a method may be called twice."""
+    return method.options.idempotent or (retry is not None and method.name in retry.methods)
 
 
 class Once:
