@@ -816,10 +816,10 @@ static void a_listener_that_is_not_known(void)
 		at = address(i);
 		rn_cm_known_is_of((struct sockaddr *)&at, i, i);
 	}
-	CHECK(rn_cm_known_peer((struct sockaddr *)&at, &cookie, &mail_channel) == MANY && cookie == MANY);
+	CHECK(rn_cm_known_peer((struct sockaddr *)&at, false, &cookie, &mail_channel) == MANY && cookie == MANY);
 	at = address(MANY + 1);
 	cookie = 0;
-	CHECK(!rn_cm_known_peer((struct sockaddr *)&at, &cookie, &mail_channel) && !cookie);
+	CHECK(!rn_cm_known_peer((struct sockaddr *)&at, false, &cookie, &mail_channel) && !cookie);
 }
 
 int main(void)

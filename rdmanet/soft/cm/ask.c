@@ -4,8 +4,8 @@
  *
  * Two processes that are linked (peer/peer.h) have proven who they are, and what the secret is if there is one.  Where
  * an earlier connection has shown that a listener of this host is in such a process (known.c), the request for the next
- * one goes over the link or by mail, and with it all messages of the connection (link.c).  It costs no socket, no
- * accept, and no question to the kernel.
+ * one goes over the link or by mail, and with it all messages of the connection (link.c).  It costs no socket and no
+ * accept, and it does not wait behind others who ask: anybody may fill the queue of a socket.
  *
  *      asker (active side)                                 asked (passive side)
  *      REQ, the listener's cookie, a token --- mail --->   an event for the program
@@ -15,6 +15,10 @@
  * only if that very socket still listens; a connection by TCP to the same address would get there.  In all other cases
  * it answers ELSEWHERE: there is no such listener any more; its backlog is full; a secret was set meanwhile.  Then the
  * asker connects by TCP, as it does if the process ends and another listens there.
+ *
+ * A listener that is there by name only (name.c) is named by its address and port instead: who has the name is asked like
+ * who has the cookie's socket, and answers ELSEWHERE if it has it no more.  Before each request the asker asks the kernel
+ * about that process what it asks about who accepts a connection to the name; the answer may have changed.
  *
  * What a program may ask a program for does not change.  Who is linked may read and write this process's memory anyhow
  * (peer/proof.c), and is of our own user.
@@ -37,17 +41,26 @@ static uint16_t port_to_ask(struct rn_cm_wire *wire)
 	const struct sockaddr_in6 *v6 = (const void *)&wire->dst;
 	uint16_t port;
 
-	if (wire->is_datagram || wire->bound || wire->by_name_alone || wire->goes_by_socket || rn_cm_secret_is_set() ||
+	if (wire->is_datagram || wire->bound || wire->goes_by_socket || rn_cm_secret_is_set() ||
 	    (wire->dst.ss_family == AF_INET6 && v6->sin6_scope_id) || !rn_guarded(RN_GUARD_HANDOVER))
 		return 0;
-	port = rn_cm_known_peer((const struct sockaddr *)&wire->dst, &wire->cookie, &wire->mail_channel);
+	port = rn_cm_known_peer((const struct sockaddr *)&wire->dst, wire->by_name_alone, &wire->cookie,
+				&wire->mail_channel);
 	return port && rn_peer_is_met(port) ? port : 0;
+}
+
+/* If the listener is there by name: may its process speak for the address? */
+static bool is_believed(const struct rn_cm_wire *wire)
+{
+	return wire->cookie || !rn_peer_process(wire->death.peer) ||
+	       rn_cm_name_is_believed_of(wire->death.peer->pid, (const struct sockaddr *)&wire->dst);
 }
 
 /* The request that waits in the output. False: it cannot be sent by the link. */
 static bool send_request(struct rn_cm_wire *wire, uint64_t token)
 {
-	struct rn_cm_link_request request = {.cookie = wire->cookie};
+	struct rn_cm_link_request request = {
+		.cookie = wire->cookie, .port = be16toh(rn_cm_port((const struct sockaddr *)&wire->dst))};
 	bool is_over;
 
 	pthread_mutex_lock(&rn_cm_lock);
@@ -62,6 +75,7 @@ static bool send_request(struct rn_cm_wire *wire, uint64_t token)
 		wire->side = RN_CM_ASKER;
 		wire->phase = RN_CM_WIRE_REQ_SENT;
 		wire->connecting = false;
+		wire->by_name = !wire->cookie;
 		wire->is_ours = wire->moved = wire->peer_moved = true;
 		rn_cm_wire_name(wire, token);
 		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
@@ -82,7 +96,8 @@ bool rn_cm_ask(struct rn_cm_wire *wire)
 	    rn_peer_watch_death(port, &wire->death))
 		return false;
 	wire->watched = true;
-	if (rn_peer_is_linked(wire->death.peer) && rn_peer_takes_more(wire->death.peer) && send_request(wire, token))
+	if (rn_peer_is_linked(wire->death.peer) && rn_peer_takes_more(wire->death.peer) && is_believed(wire) &&
+	    send_request(wire, token))
 		return true;
 	pthread_mutex_lock(&rn_cm_lock);
 	rn_cm_ask_by_socket(wire);
@@ -95,7 +110,7 @@ void rn_cm_ask_by_socket(struct rn_cm_wire *wire)
 	rn_cm_known_is_of((const struct sockaddr *)&wire->dst, wire->cookie, 0);
 	rn_cm_wire_unname(wire);
 	rn_peer_unwatch_death(&wire->death);
-	wire->watched = false;
+	wire->watched = wire->by_name = false;
 	wire->goes_by_socket = true;
 	if (!wire->side)
 		return;
@@ -130,6 +145,8 @@ bool rn_cm_ask_may_go_on(const struct rn_cm_wire *wire)
 
 	if (wire->side != RN_CM_ASKER || wire->phase != RN_CM_WIRE_REQ_SENT || wire->heard)
 		return false;
+	if (wire->by_name)
+		return true; /* who connects to the name sees */
 	rn_cm_as_ipv4(&to);
 	return rn_tcp_listener_cookie((struct sockaddr *)&to, &cookie, &user);
 }

@@ -14,12 +14,16 @@ static bool is_usable(const union ibv_gid *gid)
 	return rn_gid_is_ours(gid) && !IN6_IS_ADDR_LINKLOCAL((const struct in6_addr *)gid);
 }
 
-/* Both ends' addresses, as they would be by TCP. False: no connection to this listener has them. */
+/* Both ends' addresses, as they would be by a socket. False: no connection to this listener has them. */
 static bool take_ends(struct rn_cm_wire *wire, const struct rn_cm_id *listener, const struct rn_cm_link_request *request)
 {
 	const struct sockaddr *at = &listener->id.route.addr.src_addr;
 	union ibv_gid gid;
 
+	if (listener->by_name) {
+		rn_cm_name_ends(listener, &wire->near, &wire->far);
+		return is_usable(&request->near);
+	}
 	if (!is_usable(&request->near) || !is_usable(&request->far) ||
 	    rn_gid_is_v4(&request->near) != rn_gid_is_v4(&request->far))
 		return false;
@@ -43,7 +47,7 @@ static struct rn_cm_wire *admit(const void *process, uint64_t token, const struc
 	struct rn_cm_id *listener;
 
 	pthread_mutex_lock(&rn_cm_lock);
-	listener = rn_cm_listener_find(request->cookie);
+	listener = rn_cm_listener_asked(request);
 	/* A listener is a user of the context. If its device has failed, listen.c opens it anew. */
 	if (listener && !listener->paused && !rn_cm_is_datagram(listener) && !rn_context_is_dead(rn_cm_context()) &&
 	    !rn_cm_asked_is_full() && !rn_cm_wire_find(process, RN_CM_ASKED, token) && !rn_cm_secret_is_set() &&
@@ -55,6 +59,7 @@ static struct rn_cm_wire *admit(const void *process, uint64_t token, const struc
 		rn_cm_asked_begins(wire);
 		wire->mail_channel = request->mail_channel;
 		wire->listener = listener;
+		wire->by_name = listener->by_name;
 		wire->over = !take_ends(wire, listener, request);
 	}
 	pthread_mutex_unlock(&rn_cm_lock);

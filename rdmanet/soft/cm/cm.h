@@ -234,6 +234,10 @@ int rn_cm_name_why_taken(const struct sockaddr *address, bool af_only);
 /* A socket connected to a process that listens by name and is trusted; -1 and errno: ECONNREFUSED if there is none.
  * Otherwise there may be one, and what has the TCP port is another program: EAGAIN if too many wait to be accepted. */
 int rn_cm_name_connect(const struct sockaddr *dst);
+/* May this process of our user speak for the address by a name? The question that is asked of who is connected to. */
+bool rn_cm_name_is_believed_of(int pid, const struct sockaddr *dst);
+/* Does the name of this listener cover the address? */
+bool rn_cm_name_covers(const struct rn_cm_id *listener, const union ibv_gid *gid);
 /* What listens on this address by TCP? cookie: the listener's, or 0. On the engine. */
 enum rn_cm_language {
 	RN_CM_UNKNOWN, /* the address is on another host */
@@ -251,12 +255,13 @@ void rn_cm_known_has_spoken(const struct sockaddr *dst, uint64_t cookie);
 bool rn_cm_is_known(uint64_t cookie);
 /* Is what listens on this address by TCP one that has? Takes three system calls, or none. */
 bool rn_cm_known_is_there(const struct sockaddr *dst, uint64_t *cookie);
-/* The same; and it is in the process whose queue pairs have this port, or (0) no longer. */
+/* The listener with this cookie, or that is there by name (cookie 0), is in the process whose queue pairs have this port,
+ * or (0) no longer. */
 void rn_cm_known_is_of(const struct sockaddr *dst, uint64_t cookie, uint16_t peer);
 /* And its program reads the events of this channel: link.c. */
-void rn_cm_known_reads(uint64_t cookie, uint32_t mail_channel);
-/* That port, of the listener that was last known at this address; 0: none. */
-uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie, uint32_t *mail_channel);
+void rn_cm_known_reads(const struct sockaddr *dst, uint64_t cookie, uint32_t mail_channel);
+/* That port, of the listener that was last known at this address, or there by name; 0: none. */
+uint16_t rn_cm_known_peer(const struct sockaddr *dst, bool by_name_alone, uint64_t *cookie, uint32_t *mail_channel);
 
 /* --- event.c --------------------------------------------------------------------------------- */
 

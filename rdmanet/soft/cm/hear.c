@@ -171,9 +171,10 @@ static bool on_rep(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 	wire->mail_channel = be32toh(rep->mail_channel);
 	if (wire->side)
 		rn_cm_set_port(&wire->id->id.route.addr.src_addr, rep->asker_number);
-	else
+	else if (wire->cookie || wire->by_name)
 		rn_cm_known_is_of((const struct sockaddr *)&wire->dst, wire->cookie, (uint16_t)(terms->remote_qpn >> 8));
-	rn_cm_known_reads(wire->cookie, wire->mail_channel);
+	if (wire->cookie || wire->by_name)
+		rn_cm_known_reads((const struct sockaddr *)&wire->dst, wire->cookie, wire->mail_channel);
 
 	event = rn_cm_event_new(wire->id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
 	if (!event) {

@@ -3,7 +3,8 @@
  * Listeners of this host that have spoken our protocol by TCP, and where; the kernel never uses a cookie twice.  (A name
  * alone is not enough: its listener may be there by name only, beside a TCP program.)  Once a listener's process has
  * accepted a connection, the port of that process is known, too: the upper bits of its queue pairs' numbers, by which a
- * link to it is found (ask.c).
+ * link to it is found (ask.c).  Of a listener that is there by name only its process is all that is known: it has no
+ * cookie, and who has the name is asked each time.
  *
  * Used on the engine, or by a thread that stands in for it.
  */
@@ -14,7 +15,7 @@
 enum { KNOWN = 16 };
 
 static struct known {
-	uint64_t cookie; /* 0: none */
+	uint64_t cookie; /* 0: there is none, or it is there by name, in the process of this peer */
 	union ibv_gid gid;
 	__be16 port;
 	uint16_t peer; /* 0: not known */
@@ -32,7 +33,28 @@ static struct known *find(uint64_t cookie)
 
 static bool is_at(const struct known *one, const union ibv_gid *gid, __be16 port)
 {
-	return one->cookie && one->port == port && rn_gid_is_same(&one->gid, gid);
+	return one->port == port && rn_gid_is_same(&one->gid, gid);
+}
+
+/* The listener that is there by name. */
+static struct known *find_by_name(const struct sockaddr *dst)
+{
+	union ibv_gid gid;
+
+	rn_gid_of(dst, &gid);
+	for (unsigned i = 0; i < KNOWN; i++)
+		if (!known[i].cookie && known[i].peer && is_at(&known[i], &gid, rn_cm_port(dst)))
+			return &known[i];
+	return NULL;
+}
+
+static struct known *add(const struct sockaddr *dst, uint64_t cookie)
+{
+	struct known *one = &known[next_known++ % KNOWN];
+
+	*one = (struct known){.cookie = cookie, .port = rn_cm_port(dst)};
+	rn_gid_of(dst, &one->gid);
+	return one;
 }
 
 bool rn_cm_is_known(uint64_t cookie)
@@ -42,12 +64,8 @@ bool rn_cm_is_known(uint64_t cookie)
 
 void rn_cm_known_has_spoken(const struct sockaddr *dst, uint64_t cookie)
 {
-	struct known one = {.cookie = cookie, .port = rn_cm_port(dst)};
-
-	if (!cookie || find(cookie))
-		return;
-	rn_gid_of(dst, &one.gid);
-	known[next_known++ % KNOWN] = one;
+	if (cookie && !find(cookie))
+		add(dst, cookie);
 }
 
 /* An RDMA program that has the TCP port is reached by that: no name beside it is looked for. */
@@ -60,7 +78,7 @@ bool rn_cm_known_is_there(const struct sockaddr *dst, uint64_t *cookie)
 	uid_t user;
 
 	rn_gid_of(dst, &gid);
-	while (at < KNOWN && !is_at(&known[at], &gid, port))
+	while (at < KNOWN && !(known[at].cookie && is_at(&known[at], &gid, port)))
 		at++;
 	if (at == KNOWN || !rn_gid_is_ours(&gid))
 		return false;
@@ -71,29 +89,29 @@ bool rn_cm_known_is_there(const struct sockaddr *dst, uint64_t *cookie)
 
 void rn_cm_known_is_of(const struct sockaddr *dst, uint64_t cookie, uint16_t peer)
 {
-	struct known *one;
+	struct known *one = cookie ? find(cookie) : find_by_name(dst);
 
-	rn_cm_known_has_spoken(dst, cookie);
-	one = find(cookie);
+	if (!one && peer)
+		one = add(dst, cookie);
 	if (one)
 		one->peer = peer;
 }
 
-void rn_cm_known_reads(uint64_t cookie, uint32_t mail_channel)
+void rn_cm_known_reads(const struct sockaddr *dst, uint64_t cookie, uint32_t mail_channel)
 {
-	struct known *one = find(cookie);
+	struct known *one = cookie ? find(cookie) : find_by_name(dst);
 
 	if (one)
 		one->mail_channel = mail_channel;
 }
 
-uint16_t rn_cm_known_peer(const struct sockaddr *dst, uint64_t *cookie, uint32_t *mail_channel)
+uint16_t rn_cm_known_peer(const struct sockaddr *dst, bool by_name_alone, uint64_t *cookie, uint32_t *mail_channel)
 {
 	union ibv_gid gid;
 
 	rn_gid_of(dst, &gid);
 	for (unsigned i = 0; i < KNOWN; i++) {
-		if (!known[i].peer || !is_at(&known[i], &gid, rn_cm_port(dst)))
+		if (!known[i].peer || (by_name_alone && known[i].cookie) || !is_at(&known[i], &gid, rn_cm_port(dst)))
 			continue;
 		*cookie = known[i].cookie;
 		*mail_channel = known[i].mail_channel;

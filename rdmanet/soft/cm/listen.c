@@ -129,7 +129,7 @@ static int move_down(int fd)
 }
 
 /* A peer that connects by name is on this host and has no address: it gets the loopback address, if there is one. */
-static void name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *near, struct sockaddr_storage *far)
+void rn_cm_name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *near, struct sockaddr_storage *far)
 {
 	__be16 port = rn_cm_port(&listener->id.route.addr.src_addr);
 
@@ -141,6 +141,7 @@ static void name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *
 		rn_cm_set_loopback((struct sockaddr *)near);
 		rn_cm_set_port((struct sockaddr *)near, port);
 	}
+	rn_cm_as_ipv4(near);
 	*far = *near;
 	rn_cm_set_port((struct sockaddr *)far, 0);
 }
@@ -205,7 +206,7 @@ static bool read_ends(const struct rn_cm_id *listener, int fd, struct sockaddr_s
 	socklen_t length = sizeof *near;
 
 	if (listener->by_name)
-		name_ends(listener, near, far);
+		rn_cm_name_ends(listener, near, far);
 	else if (getsockname(fd, (struct sockaddr *)near, &length))
 		return false;
 	rn_cm_as_ipv4(near);

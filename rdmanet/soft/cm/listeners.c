@@ -49,7 +49,7 @@ void rn_cm_listener_begins(struct rn_cm_id *id)
 
 	rn_list_init(&id->listening);
 	ports = count_ports();
-	if (!id->by_name && !getsockopt(id->bound_fd, SOL_SOCKET, SO_COOKIE, &id->cookie, &length))
+	if (!getsockopt(id->bound_fd, SOL_SOCKET, SO_COOKIE, &id->cookie, &length))
 		rn_list_add(&listeners, &id->listening);
 }
 
@@ -62,6 +62,29 @@ struct rn_cm_id *rn_cm_listener_find(uint64_t cookie)
 			return id;
 	}
 	return NULL;
+}
+
+/* By name: programs of one host have no two that cover the same address (name.c). */
+static struct rn_cm_id *find_by_name(const union ibv_gid *gid, uint16_t port)
+{
+	for (struct rn_list *at = listeners.next; at != &listeners; at = at->next) {
+		struct rn_cm_id *id = RN_OWNER(at, struct rn_cm_id, listening);
+
+		if (id->by_name && id->state == RN_CM_LISTENING &&
+		    be16toh(rn_cm_port(&id->id.route.addr.src_addr)) == port && rn_cm_name_covers(id, gid))
+			return id;
+	}
+	return NULL;
+}
+
+struct rn_cm_id *rn_cm_listener_asked(const struct rn_cm_link_request *request)
+{
+	struct rn_cm_id *listener;
+
+	if (!request->cookie)
+		return request->port <= UINT16_MAX ? find_by_name(&request->near, (uint16_t)request->port) : NULL;
+	listener = rn_cm_listener_find(request->cookie);
+	return listener && !listener->by_name ? listener : NULL;
 }
 
 uint32_t rn_cm_listener_number(const struct rn_cm_wire *wire)

@@ -160,11 +160,11 @@ static bool read_owner(int fd, struct ucred *owner)
 }
 
 /* It is confined, and has the listener at dst, or is not; dst may be NULL. And it is the process of which that was told:
- * so this is asked last. */
+ * so this is asked last. fd: -1 for a process that is linked; what it is told nobody else hears. */
 static bool may_speak(int fd, const struct ucred *owner, bool is_confined, const struct sockaddr *dst)
 {
 	return (!is_confined || (dst && rn_has_tcp_listener(owner, dst))) &&
-	       (!rn_guarded(RN_GUARD_NAME_LIFE) || rn_still_lives(fd, owner));
+	       (fd < 0 || !rn_guarded(RN_GUARD_NAME_LIFE) || rn_still_lives(fd, owner));
 }
 
 /* Is this a process of our own user with equal rights? If the user has confined it, it must have the listener at dst:
@@ -275,6 +275,23 @@ static bool is_believed(int fd, const struct sockaddr_un *name, const union ibv_
 		(int)owner.uid, name->sun_path + 1,
 		owner.uid == geteuid() ? ", in a process in a sandbox or container, or not dumpable," : "");
 	return false;
+}
+
+bool rn_cm_name_is_believed_of(int pid, const struct sockaddr *dst)
+{
+	const struct ucred owner = {.pid = pid, .uid = geteuid()};
+	struct sockaddr_storage to = {0};
+
+	memcpy(&to, dst, rn_cm_address_length(dst));
+	rn_cm_as_ipv4(&to);
+	return is_our_word(-1, &owner, (struct sockaddr *)&to);
+}
+
+bool rn_cm_name_covers(const struct rn_cm_id *listener, const union ibv_gid *gid)
+{
+	struct place place = place_of(&listener->id.route.addr.src_addr, listener->af_only), one = {.gid = *gid};
+
+	return overlap(&place, &one);
 }
 
 enum { PLACES = 3 };

@@ -89,11 +89,11 @@ struct rn_cm_sidr_rep {
 /* The first message over a link: the request for a connection to the listener that has this cookie, and the addresses
  * that a connection by TCP would have. Of this host, so all but the request is in the host's order. */
 struct rn_cm_link_request {
-	uint64_t cookie;
+	uint64_t cookie; /* 0: it is there by name, at the address `near` and this port */
 	union ibv_gid near, far; /* the listener's, and the asker's */
 	struct rn_cm_req req;
 	uint32_t mail_channel; /* as in REP */
-	uint32_t reserved;
+	uint32_t port;
 };
 
 /* Which side of a connection a message over a link is for, or what else it is: link.c. */
@@ -209,7 +209,7 @@ struct rn_cm_wire {
 	uint64_t paused_ms;          /* before it was tried again, in all */
 	bool bound;                  /* the program has chosen its port */
 	bool listens_early;          /* so its socket still listens: bind.c */
-	bool by_name;                /* over a Unix socket: see name.c */
+	bool by_name;                /* over a Unix socket, or the listener has one: see name.c */
 	bool by_name_alone;          /* or not at all */
 	bool goes_by_socket;         /* it cannot be asked for by a link: ask.c */
 	bool is_ours;                /* on the active side: the listener has a name, so it will answer */
@@ -281,6 +281,8 @@ void rn_cm_wire_tell_refused(struct rn_cm_wire *wire, enum rdma_cm_event_type ty
 
 void rn_cm_listener_begins(struct rn_cm_id *id);
 struct rn_cm_id *rn_cm_listener_find(uint64_t cookie);
+/* The one that the request by a link is for. */
+struct rn_cm_id *rn_cm_listener_asked(const struct rn_cm_link_request *request);
 /* For REP: the number of the channel whose reader hears what comes for this connection and for its listener; 0: they have
  * two, or there is no listener any more. */
 uint32_t rn_cm_listener_number(const struct rn_cm_wire *wire);
@@ -387,6 +389,8 @@ void rn_cm_wire_get_on(struct rn_cm_wire *wire);
 /* --- asked.c, listen.c: on the engine --------------------------------------------------------------- */
 
 void rn_cm_asked(const void *process, uint64_t token, const void *message, size_t length);
+/* Both ends' addresses, of a peer that connects by the listener's name. */
+void rn_cm_name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *near, struct sockaddr_storage *far);
 void rn_cm_listen_stop(void);
 void rn_cm_listen_forked(void);
 
