@@ -23,6 +23,7 @@ that. Its knock stays, and tells when the loop turns again, or has ended. Until 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -168,7 +169,7 @@ class Chooser:
             self._plain[key] = _Plain(of_client(chance), until, doors.signs(address, port))
         return chance
 
-    def _choose(self, host: str, place: SockAddr) -> Chance | str:
+    def _choose(self, host: str, place: SockAddr, is_again: bool = False) -> Chance | str:
         address, port = place[:2]
         selection = self._peers.select(host, address, port)
         if selection is Selection.EXCLUDED:
@@ -192,7 +193,8 @@ class Chooser:
         if isinstance(found, doors.Found):
             why_not = "" if selection is Selection.NAMED else _unmapped(found)
             if why_not:
-                found.socket.close()
+                if _has_ended(found) and not is_again:  # another one may listen there now
+                    return self._choose(host, place, is_again=True)
                 return why_not
             return Chance(found, _OFFERED, asked=(host, place))
         return found
@@ -347,6 +349,13 @@ def _unmapped(found: doors.Found) -> str:
         why = trust.why_no_proc() or "this process may not map its memory"
         return f"the server offers RDMA, but {why}"
     return ""
+
+
+def _has_ended(found: doors.Found) -> bool:
+    """Whether the process that has this door has ended. It closes the connection."""
+    with found.socket, contextlib.suppress(OSError):  # there may be no descriptor left to ask with
+        return not found.speaker.lives()
+    return False
 
 
 def why_few_descriptors() -> str:

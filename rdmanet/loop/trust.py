@@ -94,7 +94,7 @@ class Speaker:
             shown = None if is_hidden else ""  # why_not() has looked at what there is to see
         if shown is not None and not _is_one_of(shown, self.listener, self._port):
             return f"process {self.pid} offers RDMA there, but does not have the TCP listener"
-        if not self._lives():
+        if not self.lives():
             return f"process {self.pid}, which offers RDMA there, has ended"
         return ""
 
@@ -129,7 +129,8 @@ class Speaker:
             return f"{who} /proc does not tell what confines it: {exc}"
         return f"{who} is in a container or sandbox: it has {sign}" if sign else ""
 
-    def _lives(self) -> bool:
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
         try:
             fd = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
         except OSError as exc:

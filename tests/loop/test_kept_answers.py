@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
-from rdmanet.loop import choice, connecting, doors, inquiry, kernel, workers
+from rdmanet.loop import choice, connecting, doors, inquiry, kernel, trust, workers
 from rdmanet.loop.doors import Answer, Door
 from rdmanet.stream import addresses, loop_context
 from tests.support.waiting import until_seen
@@ -99,6 +99,29 @@ async def test_one_that_has_begun_anew_is_asked_again(
         monkeypatch.setattr(connecting.Attempt, "_connect_by", fail_once)
         assert await reached(port) == "rdma"
         assert knocks == [port] * 2 and failures
+
+
+async def test_one_that_ends_while_it_is_looked_at_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of a process that has ended can be mapped. Its port may have another server by then, as here."""
+    looked_at: list[int] = []
+
+    def may_map(pid: int) -> bool:
+        looked_at.append(pid)
+        return len(looked_at) > 1
+
+    monkeypatch.setattr(trust, "may_map", may_map)
+    monkeypatch.setattr(trust.Speaker, "lives", lambda _: len(looked_at) != 1)
+    async with serving() as (_, port):
+        assert await reached(port) == "rdma"
+    assert len(looked_at) == 2
+
+
+async def test_one_that_lives_and_cannot_be_mapped_is_reached_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "may_map", lambda _: False)
+    async with serving() as (_, port):
+        assert await reached(port) == "tcp"
 
 
 class Adapter:

@@ -140,9 +140,9 @@ def test_of_another_user_it_must_live_as_well(listener, monkeypatch):
 
 def test_before_linux_6_5_who_has_the_pid_must_be_of_the_user(speaker, monkeypatch):
     monkeypatch.setattr(trust, "_SO_PEERPIDFD", 9999)  # no option
-    assert speaker._lives()
+    assert speaker.lives()
     speaker.user += 1
-    assert not speaker._lives()
+    assert not speaker.lives()
 
 
 def test_a_foreign_proc_shows_nothing(listener, monkeypatch):
@@ -233,7 +233,7 @@ def test_no_descriptor_to_look_with_is_no_answer(listener, speaker):
     ]
     with contextlib.suppress(OSError):  # since Linux 6.5
         os.close(speaker._socket.getsockopt(socket.SOL_SOCKET, trust._SO_PEERPIDFD))
-        questions.append(speaker._lives)
+        questions.append(speaker.lives)
     for question in questions:
         with descriptors_left(0), pytest.raises(OSError) as failed:
             question()
