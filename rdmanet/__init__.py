@@ -24,8 +24,10 @@ Import names from here; the verbs from ``rdmanet.verbs``, ``rdmanet.cm`` and ``r
 from ``rdmanet.anyio_streams``. Everything is imported on first use: programs that use only the verbs do not import
 asyncio, and ``rdmanet.run(main())`` does not load a device before there is a connection.
 
-The first server or connection over RDMA imports all that it takes to make others, to read and write, and to end in
-whatever way. A program may then give up the right to read these files (tests/streams/test_starting.py).
+The first server over RDMA imports all that it takes to make others and connections, to read and write, and to end in
+whatever way. A program may then give up the right to read these files (tests/streams/test_starting.py). The first
+connection does so, too, except for what few short ones need, which takes long: a program that only connects, and gives
+up that right, names ``rdmanet.OfferedMemory`` before.
 """
 
 from __future__ import annotations

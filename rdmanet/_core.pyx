@@ -69,8 +69,6 @@ from rdmanet.errors import (
     DeviceNotFoundError, ModifyQPError, ProtocolError, cm_error, completion_error, endpoint, is_not_ours,
     not_ours_error, other_version_error, shown,
 )
-from rdmanet.wire.qpinfo import QPInfo
-from rdmanet.wire.remote import RemoteMemory, bounds
 
 logger = logging.getLogger("rdmanet")
 

@@ -24,9 +24,9 @@ receives again); the channel keeps order, so the n-th control frame is answered 
 reaches n. The proof of liveness below needs two stricter rules: a Ping is answered only by its Pong, and
 a Fin or an Abort is sent only once.
 
-`Ledger` counts; the rest of this file packs and checks the bodies. The data engine reads and writes
-headers itself (_pyx/receiving.pxi: `receive_frame`, _pyx/chaining.pxi: `chain_frame`), and a Credit that says only a
-slot size (_pyx/ownring.pxi). `pack_header` and `unpack_header` are for tests.
+`Ledger` counts; the rest of this file packs and checks the bodies, whose classes are in base/bodies.py. The data engine
+reads and writes headers itself (_pyx/receiving.pxi: `receive_frame`, _pyx/chaining.pxi: `chain_frame`), and a Credit
+that says only a slot size (_pyx/ownring.pxi). `pack_header` and `unpack_header` are for tests.
 
 The file has more than 500 lines: it is the whole of what `VERSION` stands for, and nearly a quarter of it is text.
 
@@ -48,19 +48,24 @@ the C types), so that the data engine uses the same code that the tests check in
 the plain style of Ledger: every number is a C integer there.
 """
 
-# datetime before msgspec: msgspec imports it from C, and does not look whether that fails. If Ctrl-C interrupts it, the
-# interrupt is lost, and every Decoder that is made later crashes (msgspec 0.22). What is already imported cannot be
-# interrupted: no Python code runs then.
-import datetime  # noqa: F401
+from __future__ import annotations
+
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
-from typing import Annotated, Final, NamedTuple, TypeVar
-
-import msgspec
-from msgspec import Meta
+from typing import Any, Final, NamedTuple
 
 from rdmanet.errors import ProtocolError, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from rdmanet.base.bodies import Credit as Credit
+    from rdmanet.base.bodies import Region as Region
+    from rdmanet.base.bodies import Want as Want
+
+    _Bounds = tuple[tuple[int, int] | None, ...]
 
 VERSION: Final = 1
 """The version of this protocol: of everything that streams of two processes say to each other.
@@ -148,11 +153,6 @@ REASON_BYTES_MAX: Final = 120
 HELLO_BYTES_MAX: Final = 56
 """The private data of a connect request in InfiniBand's port space RDMA_PS_TCP."""
 
-U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
-U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-U64 = Annotated[int, Meta(ge=0)]  # msgpack has no integer above 2**64 - 1
-
-
 FEATURE_PLACEMENT: Final = 1
 """Hello.features: this side knows direct placement. It is used if both sides do."""
 FEATURE_GROWTH: Final = 2
@@ -163,14 +163,14 @@ FEATURE_ELSEWHERE: Final = 8
 """Hello.features: this side connects, and understands a Refusal with a port. It goes there once."""
 
 
-class Hello(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+class Hello(NamedTuple):
     """The parameters of a side, sent once, in the connection manager's private data."""
 
-    slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)]
-    data_slots: Annotated[int, Meta(ge=1, le=DATA_SLOTS_MAX)]
-    control_slots: Annotated[int, Meta(ge=CONTROL_ALLOWANCE, le=255)] = CONTROL_SLOTS
-    credits: U16 = 0
-    features: U32 = 0
+    slot_bytes: int
+    data_slots: int
+    control_slots: int = CONTROL_SLOTS
+    credits: int = 0
+    features: int = 0
 
 
 class RefusalCode(IntEnum):
@@ -185,61 +185,19 @@ class RefusalCode(IntEnum):
     """Another process of the same server takes this connection, at Refusal.port."""
 
 
-class Refusal(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+class Refusal(NamedTuple):
     """Why a connection was refused, sent in the connection manager's reject message.
 
     The port is there only with ELSEWHERE, which only a side with FEATURE_ELSEWHERE gets.
     """
 
-    code: U16
+    code: int
     reason: str
-    port: U16 = 0
-
-
-class Region(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Memory that its owner allows the peer to read or write by RDMA."""
-
-    id: U32
-    address: U64
-    length: Annotated[int, Meta(ge=1)]
-    rkey: U32
-    access: U32
-    name: str
+    port: int = 0
 
 
 REGION_ACCESS_MASK: Final = 2 | 4 | 8
 """IBV_ACCESS_REMOTE_WRITE, _READ and _ATOMIC: the access rights that a region may have."""
-
-
-class Want(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Memory that bytes of the stream may be written to; placement.py has the rules."""
-
-    serial: Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
-    position: U64
-    address: U64
-    length: U64
-    rkey: U32
-    flags: U32
-
-
-class Credit(
-    msgspec.Struct, tag=int(Kind.CREDIT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
-):
-    """A grant with news of memory regions, of direct placement, and of the sender's slots.
-
-    A grant alone needs no body: the header contains it. 0 means that nothing is said. ``unwanted`` counts before
-    ``wants``. From receive number ``slots_from`` on a slot of the sender's holds ``slot_bytes`` bytes.
-    """
-
-    granted: U32
-    regions: tuple[Region, ...] = ()
-    revoked: tuple[U32, ...] = ()
-    acked: tuple[U32, ...] = ()
-    wants: tuple[Want, ...] = ()
-    unwanted: U32 = 0
-    answered: U32 = 0
-    slots_from: U32 = 0
-    slot_bytes: U32 = 0
 
 
 class AbortCode(IntEnum):
@@ -251,13 +209,23 @@ class AbortCode(IntEnum):
     CALLBACK = 4
 
 
-class Abort(
-    msgspec.Struct, tag=int(Kind.ABORT), array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
-):
+class Abort(NamedTuple):
     """The reason of the sender for ending the connection."""
 
-    code: U16
+    code: int
     reason: str
+
+
+# The least and the most of each field that is a number.
+_HELLO_BOUNDS: Final = (
+    (SLOT_BYTES_MIN, SLOT_BYTES_MAX),
+    (1, DATA_SLOTS_MAX),
+    (CONTROL_ALLOWANCE, 255),
+    (0, 0xFFFF),
+    (0, 0xFFFF_FFFF),
+)
+_REFUSAL_BOUNDS: Final = ((0, 0xFFFF), None, (0, 0xFFFF))
+_ABORT_BOUNDS: Final = ((0, 0xFFFF), None)
 
 
 class OtherVersionError(ProtocolError):
@@ -268,35 +236,38 @@ class OtherVersionError(ProtocolError):
 def pack_hello(hello: Hello) -> bytes:
     """The private data of a connect request or its acceptance."""
     _check_hello(hello)
-    return _pack_private(hello)
+    return _pack_private(_pack(*hello))
 
 
 @lru_cache(maxsize=64)
 def unpack_hello(data: bytes) -> Hello:
     """Parse a peer's Hello; a ProtocolError says what is wrong with it."""
-    hello = _unpack_private(data, _hello_decoder, Hello)
+    hello: Hello = _unpack(Hello, _HELLO_BOUNDS, _unpack_private(data, "hello"))
     _check_hello(hello)
     return hello
 
 
 def pack_refusal(code: int, reason: str) -> bytes:
     """The private data of a reject message; a long reason is truncated."""
-    return _pack_private((int(code), _cut(reason)))
+    return _pack_private(_pack(code, _cut(reason)))
 
 
 def pack_elsewhere(port: int, reason: str) -> bytes:
     """The private data of a reject message that sends the peer to another port of the same address."""
-    return _pack_private(Refusal(RefusalCode.ELSEWHERE, _cut(reason), port))
+    return _pack_private(_pack(RefusalCode.ELSEWHERE, _cut(reason), port))
 
 
 def unpack_refusal(data: bytes) -> Refusal:
     """Parse a peer's refusal, whatever its version; its reason is made safe to print."""
-    refusal = _unpack_private(data, _refusal_decoder, Refusal, of_any_version=True)
+    refusal: Refusal = _unpack(
+        Refusal, _REFUSAL_BOUNDS, _unpack_private(data, "refusal", of_any_version=True)
+    )
     return Refusal(refusal.code, printable(refusal.reason, REASON_BYTES_MAX), refusal.port)
 
 
 def pack_credit(credit: Credit) -> bytes:
-    return msgspec.msgpack.encode(credit)
+    packed: bytes = _bodies().pack(credit)
+    return packed
 
 
 def unpack_credit(
@@ -310,8 +281,9 @@ def unpack_credit(
     without knowing the others; offers.py knows them.
     """
     if not len(body):
-        return Credit(granted)
-    credit = _decode(_credit_decoder, body, Credit)
+        empty: Credit = _bodies().Credit(granted)
+        return empty
+    credit: Credit = _bodies().unpack_credit(body)
     if not placement and (credit.wants or credit.unwanted or credit.answered):
         raise ProtocolError("a Credit has news of direct placement, which was not agreed on")
     if not growth and (credit.slots_from or credit.slot_bytes):
@@ -344,9 +316,14 @@ def check_region(region: Region) -> None:
         )
 
 
+def region_bytes(region: Region) -> int:
+    """How many bytes of a Credit's body it takes."""
+    return len(_bodies().pack(region))
+
+
 def pack_abort(code: int, reason: str) -> bytes:
     """The body of an Abort; a long reason is truncated."""
-    return msgspec.msgpack.encode(Abort(code, _cut(reason)))
+    return _pack(_ABORT, code, _cut(reason))
 
 
 def unpack_abort(body: bytes | memoryview) -> Abort:
@@ -356,11 +333,8 @@ def unpack_abort(body: bytes | memoryview) -> Abort:
     """
     if not len(body):
         return Abort(AbortCode.ABORTED, "")
-    abort = _decode(_abort_decoder, body, Abort)
+    abort: Abort = _unpack(Abort, _ABORT_BOUNDS, bytes(body), _ABORT)
     return Abort(abort.code, printable(abort.reason, REASON_BYTES_MAX))
-
-
-_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 def _check_hello(hello: Hello) -> None:
@@ -368,16 +342,12 @@ def _check_hello(hello: Hello) -> None:
         raise ProtocolError(f"hello: {hello.credits} credits exceed the {hello.data_slots} data_slots")
 
 
-def _pack_private(body: msgspec.Struct | tuple[int, str]) -> bytes:
-    packed = msgspec.msgpack.encode(body)
+def _pack_private(packed: bytes) -> bytes:
     return b"%b%c%c%b" % (MAGIC, VERSION, len(packed), packed)
 
 
-def _unpack_private(
-    data: bytes, decoder: "msgspec.msgpack.Decoder[_Body]", kind: type[_Body], of_any_version: bool = False
-) -> _Body:
+def _unpack_private(data: bytes, name: str, of_any_version: bool = False) -> bytes:
     """Magic, version, length, body. The length is needed because some transports pad private data."""
-    name = kind.__name__.lower()
     if len(data) < 6:
         raise ProtocolError(f"{name}: the private data has {len(data)} bytes, at least 6 are needed")
     if data[:4] != MAGIC:
@@ -388,29 +358,105 @@ def _unpack_private(
         )
     if len(data) - 6 < data[5]:
         raise ProtocolError(f"{name}: it announces {data[5]} bytes and has {len(data) - 6}")
-    return _decode(decoder, data[6 : 6 + data[5]], kind)
+    return data[6 : 6 + data[5]]
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[_Body]", body: bytes | memoryview, kind: type[_Body]) -> _Body:
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # msgspec names a field of an array by its index, counting the tag.
-        reason = str(error)
-        first = 0 if kind.__struct_config__.tag is None else 1
-        for index, field in enumerate(kind.__struct_fields__, first):
-            reason = reason.replace(f"$[{index}]", field)
-    raise ProtocolError(f"{kind.__name__.lower()}: {printable(reason)}")
+# A few numbers and a short text: what a connection says that moves only bytes is packed and unpacked here, in the
+# shortest form that msgpack has for each, as msgspec packs it. What else a peer may have sent, msgspec judges
+# (base/bodies.py).
+_NUMBER_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4}
+_TEXT: Final = 0xA0
+_TEXT_OF_255: Final = 0xD9
+
+
+def _pack(*values: int | str) -> bytes:
+    """An array of numbers of 32 bits and texts of 255 bytes, each at most."""
+    packed = [b"%c" % (0x90 | len(values))]
+    for value in values:
+        if isinstance(value, str):
+            text = value.encode()
+            packed.append(
+                b"%c%b" % (_TEXT | len(text), text) if len(text) < 32 else b"\xd9%c%b" % (len(text), text)
+            )
+        elif value < 0x80:
+            packed.append(b"%c" % value)
+        else:
+            code = 0xCC if value < 0x100 else 0xCD if value < 0x1_0000 else 0xCE
+            packed.append(b"%c%b" % (code, value.to_bytes(_NUMBER_BYTES[code], "big")))
+    return b"".join(packed)
+
+
+def _unpack(kind: Any, bounds: _Bounds, body: bytes, tag: int | None = None) -> Any:
+    """Parse a body of this kind; a ProtocolError says what is wrong with it."""
+    values = _values(body)
+    begin = 0 if tag is None else 1
+    most = len(bounds)
+    if most - len(kind._field_defaults) <= len(values) - begin <= most and (not begin or values[0] == tag):
+        if all(map(_fits, values[begin:], bounds)):
+            return kind(*values[begin:])
+    return _bodies().unpack_fields(kind, bounds, body, tag)
+
+
+def _fits(value: int | str, bound: tuple[int, int] | None) -> bool:
+    return (
+        isinstance(value, str)
+        if bound is None
+        else not isinstance(value, str) and bound[0] <= value <= bound[1]
+    )
+
+
+def _values(packed: bytes) -> list[Any]:
+    """What `_pack` has packed; an empty list for anything else."""
+    values: list[Any] = []
+    at, end = 1, len(packed)
+    while at < end:
+        code = packed[at]
+        at += 1
+        if code < 0x80:
+            values.append(code)
+        elif code in _NUMBER_BYTES:
+            size = _NUMBER_BYTES[code]
+            values.append(int.from_bytes(packed[at : at + size], "big"))
+            at += size
+        elif code & 0xE0 == _TEXT or (code == _TEXT_OF_255 and at < end):
+            size = code & 0x1F
+            if code == _TEXT_OF_255:
+                size = packed[at]
+                at += 1
+            try:
+                values.append(packed[at : at + size].decode())
+            except UnicodeDecodeError:
+                return []
+            at += size
+        else:
+            return []
+    return values if at == end and packed[0] == 0x90 | len(values) else []
+
+
+_found_bodies: ModuleType | None = None
+
+
+def _bodies() -> ModuleType:
+    """base/bodies.py. It imports msgspec, which takes longer than a connection that says only bytes: see there."""
+    global _found_bodies
+    if _found_bodies is None:
+        from rdmanet.base import bodies
+
+        _found_bodies = bodies
+    return _found_bodies
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in ("Credit", "Region", "Want"):
+            found = globals()[name] = getattr(_bodies(), name)
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _cut(reason: str) -> str:
     return reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore")
-
-
-_hello_decoder: "msgspec.msgpack.Decoder[Hello]" = msgspec.msgpack.Decoder(Hello)
-_refusal_decoder: "msgspec.msgpack.Decoder[Refusal]" = msgspec.msgpack.Decoder(Refusal)
-_credit_decoder: "msgspec.msgpack.Decoder[Credit]" = msgspec.msgpack.Decoder(Credit)
-_abort_decoder: "msgspec.msgpack.Decoder[Abort]" = msgspec.msgpack.Decoder(Abort)
 
 
 # ---------------------------------------------------------------------------

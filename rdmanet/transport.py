@@ -325,6 +325,9 @@ async def listen(
     start_serving: bool = True,
 ) -> None:
     """Give a server the listeners that start_rdma_server() would give it. If that fails, close the server."""
+    # What connections of a client need only later, and some never: base/bodies.py has the reason.
+    from rdmanet.stream import peer_memory  # noqa: F401
+
     loop = server.get_loop()
     absent: list[Exception] = []
     try:

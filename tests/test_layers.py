@@ -53,7 +53,7 @@ PUBLIC_NAMES = {"anyio_streams", "blocking", "trio_streams"}  # of modules of st
 ROOMS = [
     [
         {"base", "wire", "stream"},  # which contain nothing themselves
-        {"errors", "credit", "wire.placement", "wire.slots", "wire.remote", "wire.qpinfo"},
+        {"errors", "credit", "base.bodies", "wire.placement", "wire.slots", "wire.remote", "wire.qpinfo"},
         {"rpc.weighing"},
         {"base.log_rate"},
         {"base.environment"},
@@ -148,6 +148,7 @@ PURE = {
     "errors",
     "credit",
     "protocol",
+    "base.bodies",
     "wire.placement",
     "wire.slots",
     "wire.offers",

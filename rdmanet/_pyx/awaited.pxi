@@ -18,6 +18,7 @@ cdef enum:
 
 cdef object memory_of(object remote):
     """The RemoteMemory that an argument is, or is in."""
+    load_remote()
     try:
         return remote.memory
     except AttributeError:

@@ -474,6 +474,7 @@ cdef class MR(Resource):
         if not 0 <= offset <= self.length or (length is not None and not 0 <= length <= self.length - offset):
             raise IndexError(
                 f"{'the rest' if length is None else length} at offset {offset} is not within {self.length} bytes")
+        load_remote()
         return RemoteMemory(self.iova + offset, self.length - offset if length is None else length, self.ptr.rkey)
 
 
@@ -484,17 +485,3 @@ cdef str why_unregistered(size_t length, int access):
             not access & verbs.IBV_ACCESS_LOCAL_WRITE):
         return "; REMOTE_WRITE and REMOTE_ATOMIC also need LOCAL_WRITE"
     return ""
-
-
-@cython.final
-cdef class _Slices:
-    """mr.at"""
-
-    cdef MR mr
-
-    def __init__(self, MR mr not None):
-        self.mr = mr
-
-    def __getitem__(self, key):
-        start, stop = bounds(key, self.mr.length, "bytes")
-        return SGE(self.mr, start, stop - start)

@@ -281,6 +281,7 @@ cdef class QP(Resource):
             sgid_index = 0
             if entry is not None:
                 gid, sgid_index = entry.gid, entry.gid_index
+        from rdmanet.wire.qpinfo import QPInfo      # here, because it imports msgspec: see base/bodies.py
         self.told = QPInfo(
             self.ptr.qp_num, int.from_bytes(os.urandom(3)) if psn is None else psn, gid, port.lid,
             port.active_mtu.bytes if mtu is None else mtu)

@@ -111,6 +111,34 @@ cdef class SGE:
         return self.c.lkey
 
 
+# Of wire/remote.py, from the first call of load_remote() on: that imports msgspec, which takes long (base/bodies.py).
+cdef object RemoteMemory = None
+cdef object bounds = None
+
+
+cdef int load_remote() except -1:
+    global RemoteMemory, bounds
+    if RemoteMemory is None:
+        from rdmanet.wire import remote
+        bounds, RemoteMemory = remote.bounds, remote.RemoteMemory
+    return 0
+
+
+@cython.final
+cdef class _Slices:
+    """mr.at"""
+
+    cdef MR mr
+
+    def __init__(self, MR mr not None):
+        self.mr = mr
+
+    def __getitem__(self, key):
+        load_remote()
+        start, stop = bounds(key, self.mr.length, "bytes")
+        return SGE(self.mr, start, stop - start)
+
+
 @cython.final
 @cython.no_gc_clear
 cdef class _Elements:

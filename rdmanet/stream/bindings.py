@@ -42,11 +42,13 @@ import math
 import os
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from rdmanet._core import MR, MW, PD, AccessFlags, Connection, MWType, StreamEngine, region_for_peers
 from rdmanet.errors import ProtocolError, completion_error, shown
-from rdmanet.wire.remote import RemoteMemory
+
+if TYPE_CHECKING:
+    from rdmanet.wire.remote import RemoteMemory
 
 STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get to the invalidation
 

@@ -6,12 +6,14 @@ about its own life. It reports what happens to its ``Owner``: ``Reports`` (repor
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rdmanet._core import Connection as Connection
-from rdmanet.stream.peer_memory import Posted
 
-Failure = tuple[int, bool, int, Posted | None] | Exception
+if TYPE_CHECKING:
+    from rdmanet.stream.peer_memory import Posted
+
+Failure: TypeAlias = "tuple[int, bool, int, Posted | None] | Exception"
 """A completion that failed, as (status, was it a send, vendor code, the operation or None), or the engine's error."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar
 
+from rdmanet.base import bodies  # noqa: F401  so that whoever has this module has all that imports msgspec
 from rdmanet.errors import RegionRevokedError, shown
 from rdmanet.stream.blocks import numbers_of
 from rdmanet.wire.offers import RemoteRegion

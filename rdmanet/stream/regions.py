@@ -24,7 +24,6 @@ from rdmanet import credit, errors
 from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Blocks, Operation, Registration
 from rdmanet.stream.bindings import Binding, HeldOffer, State, check_offerable, patience, region_of, rights_of
 from rdmanet.stream.blocks import Lists, new_list
-from rdmanet.stream.peer_memory import OfferedMemory, Posted
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.transfers import AT_ONCE_BYTES, Transfer, Transfers
 from rdmanet.wire.offers import Offers, RemoteRegion
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from rdmanet._core import StreamEngine
     from rdmanet.stream.connection import Connection
     from rdmanet.stream.loop_context import LoopContext
+    from rdmanet.stream.peer_memory import OfferedMemory, Posted
 
 
 _CELLS_KEPT = 16
@@ -232,6 +232,8 @@ class Regions:
                 binding.acknowledged()
         if self._owner.listens_for("region_offered"):  # otherwise they would only take memory
             for region in news.offered:
+                from rdmanet.stream.peer_memory import OfferedMemory  # it imports msgspec, see base/bodies.py
+
                 remote = self._remote[region] = OfferedMemory.of(self, region)
                 self._owner.tell("region_offered", remote)
         for region in news.revoked:

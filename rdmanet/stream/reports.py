@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
 from rdmanet._core import QP, AsyncEvent, CMEvent, WCStatus
@@ -26,7 +26,9 @@ from rdmanet.protocol import Event, State, Told
 from rdmanet.stream import beginning
 from rdmanet.stream.connection import Failure
 from rdmanet.stream.parts import Life
-from rdmanet.stream.peer_memory import Posted
+
+if TYPE_CHECKING:
+    from rdmanet.stream.peer_memory import Posted
 
 logger = logging.getLogger("rdmanet")
 

@@ -10,8 +10,10 @@ offer that it takes back leaves the queue.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from rdmanet.stream.peer_memory import OfferedMemory
+if TYPE_CHECKING:
+    from rdmanet.stream.peer_memory import OfferedMemory
 
 
 class OfferQueue:

@@ -19,7 +19,6 @@ from rdmanet._core import MR, AccessFlags, CompiledReader, CompiledWriter
 from rdmanet.errors import shown
 from rdmanet.stream.in_the_clear import tell_of_failure
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
-from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.tls import start_tls
 from rdmanet.streams.offered import OfferIterator, OfferQueue
@@ -33,6 +32,8 @@ from rdmanet.transport import (
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from rdmanet.stream.peer_memory import OfferedMemory
 
 _LIMIT = 2**16
 

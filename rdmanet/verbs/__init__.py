@@ -91,8 +91,11 @@ from rdmanet.errors import (
     RemoteAccessError,
 )
 from rdmanet.verbs.device_lookup import features, find_device, open_device
-from rdmanet.wire.qpinfo import QPInfo
-from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
+
+TYPE_CHECKING = False  # see rdmanet/__init__.py
+if TYPE_CHECKING:
+    from rdmanet.wire.qpinfo import QPInfo
+    from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
     "AH",
@@ -176,3 +179,16 @@ __all__ = [
     "live_objects",
     "open_device",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """These import msgspec, which takes longer than a connection of the byte stream: see base/bodies.py."""
+        if name == "QPInfo":
+            from rdmanet.wire import qpinfo as module
+        elif name in ("RemoteArray", "RemoteMemory", "RemoteStruct"):
+            from rdmanet.wire import remote as module
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(module, name)

@@ -18,16 +18,19 @@ our acknowledgement is on its way, ours until the peer's has come, so an id neve
 A message that breaks these rules is the peer's fault as a whole: it raises and changes nothing.
 """
 
-import datetime  # noqa: F401  before msgspec, see credit.py
+from __future__ import annotations
+
 import errno
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-import msgspec
-
-from rdmanet.credit import Credit, Region, check_region
+from rdmanet import credit as frames
 from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rdmanet.base.bodies import Credit, Region
 
 ALIVE_MAX: Final = 256
 """Offers alive per side: what one side can make the other remember, a quarter of a megabyte with the longest names.
@@ -95,9 +98,9 @@ class Offers:
         region_id = self._last_id
         while region_id in self._ours or region_id == self._last_id:
             region_id = (region_id + 1) & 0xFFFF_FFFF
-        region = Region(region_id, address, length, rkey, access, name)
+        region = frames.Region(region_id, address, length, rkey, access, name)
         try:
-            check_region(region)
+            frames.check_region(region)
         except ProtocolError as error:
             raise ValueError(str(error)) from None
         self._last_id = region_id
@@ -159,7 +162,7 @@ class Offers:
         room -= _CREDIT_BYTES
         acked, room = _take(self._ack, room, _id_bytes)
         revoked, room = _take(self._revoke, room, _id_bytes)
-        announced, room = _take(self._announce, room, lambda i: len(_encode(self._announce[i])))
+        announced, room = _take(self._announce, room, lambda i: frames.region_bytes(self._announce[i]))
         if not (acked or revoked or announced):
             return None
         regions = tuple(self._announce.pop(region_id) for region_id in announced)
@@ -170,7 +173,7 @@ class Offers:
             self._ours[region_id] = OfferState.REVOKED
         for region_id in announced:
             self._ours[region_id] = OfferState.ANNOUNCED
-        return Credit(granted, regions, tuple(revoked), tuple(acked))
+        return frames.Credit(granted, regions, tuple(revoked), tuple(acked))
 
     def received(self, credit: Credit) -> News:
         """Read the peer's news; ProtocolError, and nothing is changed, if they cannot be."""
@@ -223,8 +226,6 @@ class Offers:
 # arrays in it, one for each of the five fields that say nothing of regions (whoever fills them takes their room away).
 # None of those arrays is longer than ALIVE_MAX, so three bytes are enough for its length.
 _CREDIT_BYTES: Final = 1 + 1 + 5 + 3 * 3 + 5
-
-_encode = msgspec.msgpack.encode
 
 
 def _id_bytes(region_id: int) -> int:

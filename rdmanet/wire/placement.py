@@ -40,10 +40,16 @@ These checks of a peer's numbers protect the books of both sides. Only the key p
 This file is pure, and valid Python that is also compiled (placement.pxd), as credit.py is.
 """
 
+from __future__ import annotations
+
 from typing import Final
 
-from rdmanet.credit import Want
+from rdmanet import credit
 from rdmanet.errors import ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rdmanet.base.bodies import Want
 
 WANTS_MAX: Final = 4
 """Wants that may be open at a time."""
@@ -208,7 +214,7 @@ class OurWant:
 
     def as_said(self) -> Want:
         """For a Credit."""
-        return Want(
+        return credit.Want(
             self.serial, self.position, self.address, self.length, self.rkey, FIXED if self.fixed else 0
         )
 

@@ -14,7 +14,7 @@ field. This module is pure: numbers in, numbers out.
 
 from __future__ import annotations
 
-import datetime  # noqa: F401  before msgspec, see credit.py
+import datetime  # noqa: F401  before msgspec, see bodies.py
 import re
 import struct
 from typing import Final, Self

@@ -19,7 +19,7 @@ verbs_async/queues.py on a queue pair.
 
 from __future__ import annotations
 
-import datetime  # noqa: F401  before msgspec, see credit.py
+import datetime  # noqa: F401  before msgspec, see bodies.py
 import operator
 import re
 import struct

@@ -1,7 +1,8 @@
 """What rdmanet imports, and when: of others at most these modules, and nothing any more when connections come and go.
 
 A program may give up its rights, or go where it cannot read its modules, when it has a server. So what connections
-need, however they end, is imported before that.
+need, however they end, is imported before that. A client that only says something short does not import all of it: if
+it wants the rest, it says so.
 """
 
 import os
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.embedded_only("the programs talk to themselves, by the 
 
 ROOT = Path(__file__).parents[2]
 
-OTHERS = "array bisect dataclasses datetime ipaddress msgspec resource"
+OTHERS = "__future__ array bisect dataclasses ipaddress resource"
 """What one echo imports beside rdmanet and asyncio. Whoever adds a module here adds its time to every start."""
 
 COMMON = """
@@ -45,18 +46,70 @@ async def close(writer):
     await writer.wait_closed()
 """
 
+SERVER = """
+import rdmanet
+
+async def offer(reader, writer):
+    async with writer.offer(bytearray(100)):
+        await echo(reader, writer)
+
+async def abort(reader, writer):
+    writer.transport.abort()
+
+async def main():
+    servers = [await rdmanet.start_rdma_stream_server(each, "127.0.0.1", 0) for each in (offer, abort, echo)]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    for server in servers:
+        server.close()
+        await server.wait_closed()
+asyncio.run(main())
+"""
+
 ONE_ECHO = f"""
 import {OTHERS.replace(" ", ", ")}
 asked = Asked()
 import rdmanet
 async def main():
-    server = await rdmanet.start_rdma_stream_server(echo, "127.0.0.1", 0)
-    reader, writer = await rdmanet.open_rdma_connection(*server.sockets[0].getsockname())
+    reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", ECHO)
     await say(reader, writer)
     await close(writer)
-    server.close()
 asyncio.run(main())
 print(*(name for name in asked.names if not name.startswith("rdmanet")))
+"""
+
+CLIENT = """
+import rdmanet
+
+async def aborted(port):
+    reader, _ = await rdmanet.open_rdma_connection("127.0.0.1", port)
+    try:
+        await reader.read()
+    except ConnectionResetError:
+        pass
+
+async def main():
+    asked = Asked()
+    reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", ECHO)
+    asked.names.clear()
+    await say(reader, writer)
+    writer.transport.abort()
+    await aborted(ABORT)
+    {more}
+    print(*asked.names)
+asyncio.run(main())
+"""
+
+MUCH = """
+    reader, writer = await rdmanet.open_rdma_connection("127.0.0.1", OFFER)
+    offered = await reader.next_offer()
+    assert len(await offered.read()) == 100
+    async with writer.offer(bytearray(100)):
+        await say(reader, writer)
+    data = bytearray(1 << 22)
+    writer.write(data)
+    await reader.readinto_exactly(data)
+    await close(writer)
 """
 
 LIVES = """
@@ -125,16 +178,42 @@ rdmanet.run(main())
 """
 
 
-def words_of(code: str) -> list[str]:
+def started(code: str, **pipes: int) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RDMANET_")}
     command = [sys.executable, "-c", COMMON + code]
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment
-    ).stdout.split()
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, **pipes)
+
+
+def words_of(code: str) -> list[str]:
+    with started(code) as program:
+        said, _ = program.communicate()
+    assert program.returncode == 0
+    return said.split()
+
+
+def words_of_client(code: str) -> list[str]:
+    """The same of a program that connects to servers in another one, by the ports OFFER, ABORT and ECHO."""
+    with started(SERVER, stdin=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        ports = ", ".join(server.stdout.readline().split())
+        words = words_of(f"OFFER, ABORT, ECHO = {ports}\n{code}")
+        server.stdin.close()
+        assert server.wait() == 0
+    return words
 
 
 def test_what_one_echo_imports_of_others() -> None:
-    assert words_of(ONE_ECHO) == []
+    assert words_of_client(ONE_ECHO) == []
+
+
+def test_what_a_client_imports_after_its_first_connection() -> None:
+    """Nothing, however its connections end."""
+    assert words_of_client(CLIENT.replace("{more}", "")) == []
+
+
+def test_a_client_that_wants_the_rest_says_so() -> None:
+    """It names what the memory of peers takes; then long reads and offers import nothing any more."""
+    assert words_of_client("import rdmanet\nrdmanet.OfferedMemory\n" + CLIENT.replace("{more}", MUCH)) == []
 
 
 @pytest.mark.parametrize("lives", [LIVES, SWITCHED], ids=["streams", "switched"])

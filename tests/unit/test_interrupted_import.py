@@ -15,10 +15,9 @@ HERE = Path(__file__).parent
     ("module", "places"),
     [
         pytest.param(
-            "rdmanet.credit", (), marks=pytest.mark.long
+            "rdmanet.base.bodies", (), marks=pytest.mark.long
         ),  # a fork for each of some hundred functions
         # The others that import msgspec: a program may load one of them first.
-        ("rdmanet.wire.offers", ("datetime",)),
         ("rdmanet.wire.qpinfo", ("datetime",)),
         ("rdmanet.wire.remote", ("datetime",)),
     ],
