@@ -61,6 +61,7 @@ class Settings:
         self.lost_peer = lost_peer
         self.reference_writes = reference_writes
         self._fallback = fallback
+        self._config: StreamConfig | None = None  # that of the last connection
         self._peers = os.environ.get("RDMANET_PEERS") if peers is None else peers
         if self._peers is not None:
             self.patterns  # noqa: B018  read now, so that mistakes show here
@@ -86,15 +87,18 @@ class Settings:
         return by_variable or ("" if self._fallback else "fallback=False")
 
     def config(self, reason: str) -> StreamConfig:
-        """The options of a connection that takes RDMA for this reason."""
-        from rdmanet.stream.options import StreamConfig
+        """The options of a connection that takes RDMA for this reason: mostly that of the one before."""
+        beside_tcp, config = not self.excludes_tcp(), self._config
+        if config is None or config.reason != reason or config.beside_tcp != beside_tcp:
+            from rdmanet.stream.options import StreamConfig
 
-        return StreamConfig(
-            lost_peer=self.lost_peer,
-            reference_writes=self.reference_writes,
-            unread_bytes=UNREAD_BYTES,
-            waits_to_hear=True,
-            beside_tcp=not self.excludes_tcp(),
-            by_name_alone=True,
-            reason=reason,
-        )
+            config = self._config = StreamConfig(
+                lost_peer=self.lost_peer,
+                reference_writes=self.reference_writes,
+                unread_bytes=UNREAD_BYTES,
+                waits_to_hear=True,
+                beside_tcp=beside_tcp,
+                by_name_alone=True,
+                reason=reason,
+            )
+        return config
