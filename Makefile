@@ -19,6 +19,7 @@ locked  := --require-hashes --only-binary :all:
 pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/constraints.txt
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
              rdmanet/wire/*.py rdmanet/wire/*.pxd rdmanet/stream/*.py rdmanet/stream/*.pxd rdmanet/rpc/*.pyx \
+             rdmanet/rpc/*.pxd $(patsubst %.pxd,%.py,$(wildcard rdmanet/rpc/*.pxd)) \
              rdmanet/soft/*/*.c rdmanet/soft/*/*.h rdmanet/soft/soft.map)
 modules := $(wildcard rdmanet/*.py rdmanet/*/*.py rdmanet/*/*/*.py rdmanet/*/*/*/*.py)
 
@@ -319,7 +320,7 @@ wheels: prerequisites ## build wheels for x86-64 and aarch64, for glibc 2.28 and
 	@scripts/wheels $(WHEEL_DIR) $(PYTHONS)
 
 clean: ## remove what the build made
-	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/protocol.c rdmanet/stream/*.c rdmanet/wire/*.c rdmanet/rpc/framing.c rdmanet/rpc/weighing.c rdmanet/*.so rdmanet/*/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
+	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/protocol.c rdmanet/stream/*.c rdmanet/wire/*.c rdmanet/rpc/*.c rdmanet/*.so rdmanet/*/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
 	rm -f .venv*/.built
 
 distclean: clean ## remove the virtual environments and caches too

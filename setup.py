@@ -49,7 +49,9 @@ generated_cflags = [
     "-Wno-sign-compare",
 ]
 abi_headers = [*glob("rdmanet/abi/*.h"), "rdmanet/abi/bus_error.c"]  # the device includes that one
-cython_faces = [*glob("rdmanet/*.pxd"), *glob("rdmanet/wire/*.pxd"), *glob("rdmanet/stream/*.pxd")]
+cython_faces = [
+    path for folder in ("", "wire/", "stream/", "rpc/") for path in glob(f"rdmanet/{folder}*.pxd")
+]
 cython_parts = [
     *glob("rdmanet/_pyx/*"),
     "rdmanet/_verbs.pxd",
@@ -58,7 +60,7 @@ cython_parts = [
 ]
 # Python modules that are compiled, too: each has a .pxd with its C types.
 compiled_python = sorted(
-    os.path.splitext(face)[0].replace("/", ".") for face in cython_faces if not face.endswith("/_verbs.pxd")
+    stem.replace("/", ".") for stem, _ in map(os.path.splitext, cython_faces) if os.path.exists(f"{stem}.py")
 )
 
 

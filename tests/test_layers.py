@@ -28,6 +28,7 @@ RPC_GROUND = {
     "rpc.messages",
     "rpc.schema",
     "rpc.calls",
+    "rpc.coded",
 }
 RPC_GROUND |= {
     "rpc.annotations",
@@ -114,7 +115,7 @@ ROOMS = [
     [{"streams"}],
     [RPC_GROUND],
     [{"rpc.turns", "rpc.long_writes", "rpc.long_bodies", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
-    [{"rpc.peers"}],
+    [{"rpc.peers"}, {"rpc.messenger"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
     [{"rpc.failures"}],
     [

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """How a server sends the answer of a call: in one message, or with memory that the caller reads by reference.
 
 A result that is lent keeps its call until the caller has released it, or until the time for that is over. A result that
@@ -49,7 +50,7 @@ class Answers:
 
     share: Share
 
-    def __init__(self, link: Link, book: CalleeBook[Running], limits: Limits) -> None:
+    def __init__(self, link: Link, book: CalleeBook, limits: Limits) -> None:
         self._link = link
         self._book = book
         self._limits = limits
@@ -57,8 +58,8 @@ class Answers:
     def send(self, running: Running, message: Any, lending: bool = False, is_long: bool = False) -> None:
         """Send the one answer of a call, unless the connection is gone."""
         if not self._link.is_over:
-            send = self._link.send_apart if is_long else self._link.send
-            running.counter.sent_bytes += send(message)  # may raise: then this is not the answer
+            link = self._link  # may raise: then this is not the answer
+            running.counter.sent_bytes += link.send_apart(message) if is_long else link.send(message)
             if lending:
                 self._book.answered(running.number, lending)
             else:

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """Coroutines that have begun before they become tasks, so that they always get to their ends.
 
 Theory
@@ -16,8 +17,6 @@ from typing import Final
 
 class _Beginning:
     """Waits for one step."""
-
-    __slots__ = ()
 
     def __await__(self) -> Generator[None, None, None]:
         return iter(_ONE_STEP)  # type: ignore[return-value]  # any iterator is awaited

@@ -1,3 +1,4 @@
+# cython: nonecheck=True
 """The callee's side of one connection: from a Call to its answer.
 
 Theory
@@ -66,6 +67,7 @@ from rdmanet.rpc.peers import Peer, peer_of
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.shares import Held, Share
+from rdmanet.rpc.snapshot import alone
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending, item_of
 from rdmanet.rpc.taking import take, unpack
@@ -89,9 +91,10 @@ class Callee:
 
     def __init__(self, server: Host) -> None:
         self.server = server
+        self._running = server.running
         self.loop = server.loop
         self.limits = server.limits
-        self.book: CalleeBook[Running] = CalleeBook(self.limits.calls)
+        self.book: CalleeBook = CalleeBook(self.limits.calls)
         self._service = ""
         self._methods: list[tuple[Method, Callable[..., Any]]] = []
         self._counters: list[Counter] = []
@@ -234,9 +237,8 @@ class Callee:
             method, function = self._methods[message.method]
             metadata: Metadata = {}
             memory, limits = message.memory, self.limits
-            nbytes = received_bytes = len(raw_arguments) + (
-                memory.nbytes if type(memory) is memoryview else 0
-            )
+            received_bytes = len(raw_arguments) + (memory.nbytes if type(memory) is memoryview else 0)
+            nbytes = received_bytes
             if message.metadata is not NIL:
                 metadata, metadata_bytes = decoded(message.metadata, limits)
                 nbytes += metadata_bytes
@@ -247,15 +249,13 @@ class Callee:
                 deadline = self._limited(method, counter, deadline)
             call = CallInfo(self._service, method.name, metadata, deadline, self)
             running = Running(number, method, function, call, counter, self.link.heard_at)
-            if len(raw_arguments) >= method.scale.least:
+            if len(raw_arguments) >= method.weighed_bytes:
                 nbytes += method.scale.weigh(raw_arguments, limits.decoded_bytes)
             self.share.begin(running, nbytes)
             arguments: tuple[Any, ...] = ()
             try:
                 if memory is not None and method.brings:
-                    running.packed = Packed(
-                        raw_arguments, memory
-                    )  # is decoded when its memory is to be taken
+                    running.packed = Packed(raw_arguments, memory)  # decoded when its memory is taken
                 else:
                     arguments = method.exact(raw_arguments)
             except Exception:
@@ -279,7 +279,7 @@ class Callee:
             return
         counter.begun += 1
         counter.received_bytes += received_bytes
-        server.running.add(running)  # before the task, which may be eager, and end at once
+        self._running.add(running)  # before the task, which may be eager, and end at once
         work = self._run(running, arguments)
         work.send(None)
         running.task = self.loop.create_task(work, name=method.label)
@@ -371,17 +371,20 @@ class Callee:
             if deadline is not None:
                 timer = self.loop.call_at(deadline, running.time_is_over)
             if self._intercepts:
-                result = await self._intercepted(running, arguments, buffers)
+                execution = self._intercepted(running, arguments, buffers)
             else:
-                result = await self._execute(running, arguments, buffers)
+                execution = self._execute(running, arguments, buffers)
+            if method.result_is_memory:
+                held, result = await alone(execution), None
+            else:
+                held, result = None, await execution
             if running.sent is not None:
                 self._answers.send(running, End(running.number))
             elif (
-                self.link.turns.busy
-                or running.borrowed
+                held is not None or self.link.turns.busy or running.borrowed
                 or (method.result_is_apart and (type(result) is not bytes or is_long(method, result)))
-            ):
-                held, result = [result], None
+            ):  # fmt: skip
+                held, result = held or [result], None
                 await self._answers.reply(running, held, buffers, timer)
             else:
                 self._answers.send_plain(running, result)
@@ -407,8 +410,8 @@ class Callee:
             else:
                 counter.count_failed(running.code, seconds)
             self.share.end(running)
-            server.running.discard(running)
-            if server.refusal is not None and not server.running:
+            self._running.discard(running)
+            if server.refusal is not None and not self._running:
                 server.is_idle()
 
     async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:

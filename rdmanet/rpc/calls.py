@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """The calls of one connection, as each side counts them: no I/O, no loop.
 
 Theory
@@ -45,13 +46,11 @@ sent less than its credit. So a receiver holds at most a window and one message.
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.limits import NUMBERS, exceeded
 from rdmanet.rpc.method import Kind
-
-_W = TypeVar("_W")
 
 _STREAMS_BACK: Final = frozenset({Kind.SERVER_STREAM, Kind.BOTH})
 
@@ -128,7 +127,7 @@ class Outflow:
         self._allowed = total
 
 
-class CallerBook(Generic[_W]):
+class CallerBook:
     """The calls that this side has made. For each there is an owner, who is told what comes.
 
     :param calls_max: how many may be unfinished at a time
@@ -138,7 +137,7 @@ class CallerBook(Generic[_W]):
         self.calls_max = calls_max
         self.begun = 0
         """Calls since the connection began: the place of the last one among them."""
-        self._calls: dict[int, tuple[Kind, _W | None, Inflow | None, Outflow | None]] = {}
+        self._calls: dict[int, tuple[Kind, Any, Inflow | None, Outflow | None]] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -146,7 +145,7 @@ class CallerBook(Generic[_W]):
         return len(self._calls)
 
     def begin(
-        self, kind: Kind, owner: _W, inflow: Inflow | None = None, outflow: Outflow | None = None
+        self, kind: Kind, owner: Any, inflow: Inflow | None = None, outflow: Outflow | None = None
     ) -> int:
         """A call begins; returns its number.
 
@@ -176,7 +175,7 @@ class CallerBook(Generic[_W]):
         self._calls[number] = found[0], None, found[2], found[3]
         return True
 
-    def reply(self, number: int) -> _W | None:
+    def reply(self, number: int) -> Any:
         """Reply has come, and ends the call. Returns the owner, unless it is abandoned.
 
         :raises ProtocolError: it may not; the same holds for the methods below
@@ -187,14 +186,14 @@ class CallerBook(Generic[_W]):
         del self._calls[number]
         return found[1]
 
-    def failure(self, number: int) -> _W | None:
+    def failure(self, number: int) -> Any:
         """Failure has come, and ends the call."""
         found = self._calls.pop(number, None)
         if found is None:
             raise self._violation(number, found, "Failure")
         return found[1]
 
-    def end(self, number: int) -> _W | None:
+    def end(self, number: int) -> Any:
         """End has come, and ends the call."""
         found = self._calls.get(number)
         if found is None or found[0] not in _STREAMS_BACK:
@@ -202,7 +201,7 @@ class CallerBook(Generic[_W]):
         del self._calls[number]
         return found[1]
 
-    def item(self, number: int, size: int) -> _W | None:
+    def item(self, number: int, size: int) -> Any:
         """An item of so many bytes has come."""
         found = self._calls.get(number)
         if found is None or found[2] is None:
@@ -210,7 +209,7 @@ class CallerBook(Generic[_W]):
         found[2].arrived(number, size)
         return found[1]
 
-    def window(self, number: int, total: int) -> _W | None:
+    def window(self, number: int, total: int) -> Any:
         """Credit for our stream has come."""
         found = self._calls.get(number)
         if found is None or found[3] is None:
@@ -218,7 +217,7 @@ class CallerBook(Generic[_W]):
         found[3].allow(number, total)
         return found[1]
 
-    def lost(self) -> list[_W]:
+    def lost(self) -> list[Any]:
         """The connection is gone: returns the owners of all calls that are not abandoned."""
         owners = [found[1] for found in self._calls.values() if found[1] is not None]
         self._calls.clear()
@@ -230,7 +229,7 @@ class CallerBook(Generic[_W]):
         return ProtocolError(f"the peer sends {name} for call {number}, which is {found[0].name}")
 
 
-class CalleeBook(Generic[_W]):
+class CalleeBook:
     """The calls of the peer that this side executes.
 
     :param calls_max: how many may be unfinished at a time
@@ -240,8 +239,8 @@ class CalleeBook(Generic[_W]):
 
     def __init__(self, calls_max: int) -> None:
         self.calls_max = calls_max
-        self.calls: dict[int, tuple[Kind, _W, Inflow | None, Outflow | None]] = {}
-        self.lending: dict[int, _W] = {}
+        self.calls: dict[int, tuple[Kind, Any, Inflow | None, Outflow | None]] = {}
+        self.lending: dict[int, Any] = {}
 
     def __len__(self) -> int:
         """Unfinished calls, those included whose results are on loan."""
@@ -251,7 +250,7 @@ class CalleeBook(Generic[_W]):
         self,
         number: int,
         kind: Kind,
-        owner: _W,
+        owner: Any,
         inflow: Inflow | None = None,
         outflow: Outflow | None = None,
     ) -> None:
@@ -277,12 +276,12 @@ class CalleeBook(Generic[_W]):
         if lending:
             self.lending[number] = found[1]
 
-    def cancel(self, number: int) -> _W | None:
+    def cancel(self, number: int) -> Any:
         """Cancel has come. Returns the owner, if the call is running."""
         found = self.calls.get(number)
         return None if found is None else found[1]
 
-    def item(self, number: int, size: int) -> _W | None:
+    def item(self, number: int, size: int) -> Any:
         """An item of so many bytes has come. Returns the owner, if the call is running.
 
         :raises ProtocolError: it may not; the same holds for the methods below
@@ -295,7 +294,7 @@ class CalleeBook(Generic[_W]):
         found[2].arrived(number, size)
         return found[1]
 
-    def end(self, number: int) -> _W | None:
+    def end(self, number: int) -> Any:
         """The caller's stream is complete."""
         found = self.calls.get(number)
         if found is None:
@@ -305,7 +304,7 @@ class CalleeBook(Generic[_W]):
         found[2].end(number)
         return found[1]
 
-    def window(self, number: int, total: int) -> _W | None:
+    def window(self, number: int, total: int) -> Any:
         """Credit for the callee's stream has come."""
         found = self.calls.get(number)
         if found is None:
@@ -315,18 +314,18 @@ class CalleeBook(Generic[_W]):
         found[3].allow(number, total)
         return found[1]
 
-    def release(self, number: int) -> _W | None:
+    def release(self, number: int) -> Any:
         """Release has come. Returns the owner, if its result was on loan."""
         if number in self.calls:
             raise ProtocolError(f"the peer releases the result of call {number}, which has none yet")
         return self.lending.pop(number, None)
 
-    def end_loan(self, number: int, owner: _W) -> None:
+    def end_loan(self, number: int, owner: Any) -> None:
         """This call's result is not on loan any more, whatever the caller says."""
         if self.lending.get(number) is owner:
             del self.lending[number]
 
-    def lost(self) -> list[_W]:
+    def lost(self) -> list[Any]:
         """The connection is gone: returns the owners of all calls. Their answers go nowhere."""
         owners = [found[1] for found in self.calls.values()] + list(self.lending.values())
         self.calls.clear()

@@ -1,3 +1,4 @@
+# cython: nonecheck=True
 """The caller's side of one connection: from a call to its end.
 
 Theory
@@ -78,9 +79,9 @@ class Channel:
         """
         self.loop = asyncio.get_running_loop()
         self.schema = schema
-        self.limits = limits
+        self.limits, self._most = limits, limits.decoded_bytes
         self._counters = counters or []
-        self.book: CallerBook[Pending] = CallerBook(limits.calls)
+        self.book: CallerBook = CallerBook(limits.calls)
         self.refusal: str | None = None
         """Why no new calls can begin."""
         self._refusal_code = Code.UNAVAILABLE
@@ -94,8 +95,7 @@ class Channel:
         self._keepalive_seconds = keepalive
         self._keepalive: Keepalive | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
-        self._places = Turns(self.loop)
-        """Calls that wait until the book has room for one more."""
+        self._places = Turns(self.loop)  # of calls that wait until the book has room for one more
         self.link = Link(self.loop, limits, self._handlers, self._made, self._lost)
         self.fetching = Fetching(self.link, limits, self._release)
 
@@ -213,7 +213,7 @@ class Channel:
         if self._fitted:
             call = call.fitted(self._fitted)
         method, arguments = call.method, call.arguments
-        if (at := method.bytes_at) is not None and at < len(arguments):
+        if 0 <= (at := method.bytes_at) < len(arguments):
             if type(arguments[at]) is bytes and len(arguments[at]) < lending.APART_BYTES:
                 return self._call(call, arguments)  # the quick answer for most
         arguments, loans, are_apart = prepared(self.link, method, arguments)
@@ -230,14 +230,14 @@ class Channel:
             await self._turn(call)  # with nothing on loan
         async with contextlib.AsyncExitStack() as block:
             sent, memory = await self._lend(call, arguments, loans, block)
-            return await self._call(call, sent, loans, memory, apart=True)
+            result = await self._call(call, sent, loans, memory, apart=True)
+        return result  # not before: Cython 3.3 keeps for ever what is returned from a block whose end is cancelled
 
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results. It begins with the first one that is asked for."""
         if self._fitted:
             call = call.fitted(self._fitted)
-        cut = Cut()
-        return Results(cut, self._stream(cut, call))
+        return Results(cut := Cut(), functools.partial(self._stream, cut, call))
 
     def _is_full(self) -> bool:
         """Whether a call that waits has to wait for another's end."""
@@ -271,12 +271,13 @@ class Channel:
         counter = self._counters[call.method.number]
         try:
             async with asyncio.timeout_at(call.deadline):
-                return await lend(self.link, call.method, arguments, loans, block, counter)
+                found = await lend(self.link, call.method, arguments, loans, block, counter)
         except TimeoutError:
             raise not_begun(late()) from None
         except Error as exc:
             not_begun(exc)
             raise
+        return found
 
     def _begin(
         self,
@@ -379,7 +380,6 @@ class Channel:
                 result = await self.fetching.take(pending, result, call.deadline)
             counter.ok += 1
             counter.seconds += self.link.heard_at - pending.begun_at
-            return result
         except BaseException as exc:
             counter.count_failed(ending_of(exc), self.loop.time() - pending.begun_at)
             raise
@@ -389,6 +389,7 @@ class Channel:
                 timer.cancel()
             if pumping is not None:
                 await ended(pumping)
+        return result
 
     def _release(self, number: int) -> None:
         self.link.send(Release(number))
@@ -462,7 +463,7 @@ class Channel:
                 return
             self._release(message.number)  # that of what this version does not know
         try:
-            future.set_result(pending.method.decode_result(message.result, self.limits.decoded_bytes))
+            future.set_result(pending.method.decode_result(message.result, self._most))
         except BaseException as exc:  # also what the constructor of a class has raised
             pending.fail(exc)
             if isinstance(exc, ENDS_THE_PROGRAM):

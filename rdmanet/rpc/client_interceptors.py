@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import contextlib
-import datetime  # noqa: F401  before msgspec, see credit.py
+import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
-
-import msgspec
 
 from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.context import CallInfo
@@ -82,7 +80,7 @@ class Intercepted:
                 async for item in items:
                     await hand(item)
 
-        return Results(cut, _stream(cut, chained(self._interceptors, info, proceed)))
+        return Results(cut, functools.partial(_stream, cut, chained(self._interceptors, info, proceed)))
 
     def _info(self, call: CallDetails) -> CallInfo:
         found: Metadata = {}
@@ -95,7 +93,7 @@ class Intercepted:
     def _changed(self, call: CallDetails, info: CallInfo) -> CallDetails:
         """The call, when the interceptors have had their say."""
         metadata = checked_metadata(info.metadata, self._limits.metadata_bytes)
-        return msgspec.structs.replace(call, metadata=metadata)
+        return call.carrying(metadata)
 
 
 async def _stream(cut: Cut, begin: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncGenerator[Any, None]:

@@ -19,6 +19,7 @@ from rdmanet.errors import ProtocolError, shown
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.coded import Coded
 from rdmanet.rpc.describe import BUFFER, Description, Structs, decode_description, text
 from rdmanet.rpc.limits import DEFAULT
 from rdmanet.rpc.messages import Array, Lent
@@ -73,9 +74,8 @@ class DiscoveredMethod(Method):
     array: Array
 
     def __init__(self, service: str, described: Any) -> None:
-        self.name, kind, self.described, stream, result = described
-        self.number = -1
-        self.label = f"{service}.{self.name}"
+        name, kind, self.described, stream, result = described
+        Coded.__init__(self, f"{service}.{name}", name)
         self.options, self.is_limited = Options(), False
         self.kind = Kind(kind)
         self.parameters = [
@@ -88,11 +88,10 @@ class DiscoveredMethod(Method):
         self.result_is_apart = self.result_is_buffer
         self.result = Buffer if self.result_is_buffer else Any
         self.buffers = [index for index, parameter in enumerate(self.parameters) if parameter.is_buffer]
-        self._result = (
-            _buffer if result == BUFFER else self._bytes_of_array if self.result_is_buffer else _any
-        )
+        decode = _buffer if result == BUFFER else self._bytes_of_array if self.result_is_buffer else _any
+        self.read_result(decode, _ANY_SCALE)
         self._item = self._details = _any
-        self.scale = self._result_scale = self.item_scale = self._details_scale = _ANY_SCALE
+        self.scale = self.item_scale = self._details_scale = _ANY_SCALE
 
     def _bytes_of_array(self, raw: Any) -> memoryview | Lent:
         self.array = _array(raw)

@@ -14,8 +14,9 @@ import traceback
 
 from rdmanet.base import log_rate
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
-from rdmanet.rpc.link import Link, logger
+from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST, TEXT_MOST, Failure, raw
+from rdmanet.rpc.messenger import logger
 from rdmanet.rpc.shares import Holder, Share
 
 

@@ -36,3 +36,6 @@ class Frames:
 
         :raises ProtocolError: the peer sent something else. The framer cannot be used any more
         """
+
+def framed(body: bytes) -> bytes:
+    """A body with its length before it."""

@@ -14,7 +14,8 @@ read-only view of that memory, by whose `obj` an array gets it; what views msgsp
 import math
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcpy
 
 import msgspec
 
@@ -48,17 +49,6 @@ cdef class Frames:
         costs, as long as this is not used up
     :ivar unfinished_bytes: of a body of LONG_BYTES or more that is not all there, these are, with their huge pages
     """
-
-    cdef public double budget
-    cdef readonly Py_ssize_t unfinished_bytes
-    cdef object _decode
-    cdef Py_ssize_t _message_bytes
-    cdef Py_ssize_t _most
-    cdef object _rest  # from _at on, it is still to be looked at
-    cdef Py_ssize_t _at
-    cdef object _body  # memory for a body of _length, of which _have bytes have come; or None
-    cdef Py_ssize_t _length
-    cdef Py_ssize_t _have
 
     def __init__(self, decode, Py_ssize_t message_bytes, first_bytes=None):
         self.budget = math.inf
@@ -102,7 +92,7 @@ cdef class Frames:
         else:
             self.unfinished_bytes = 0
 
-    def feed(self, data=b""):
+    cpdef list feed(self, data=b""):
         """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
 
         :raises ProtocolError: the peer sent something else. The framer cannot be used any more
@@ -180,6 +170,16 @@ cdef class Frames:
         self._body[: len(received)] = received
         self.came(len(received))
         return 0
+
+
+cpdef bytes framed(bytes body):
+    """A body with its length before it."""
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(body)
+    cdef bytes frame = PyBytes_FromStringAndSize(NULL, C_HEADER_BYTES + length)
+    cdef unsigned char *start = <unsigned char *>PyBytes_AS_STRING(frame)
+    start[0], start[1], start[2], start[3] = length >> 24 & 255, length >> 16 & 255, length >> 8 & 255, length & 255
+    memcpy(start + C_HEADER_BYTES, PyBytes_AS_STRING(body), length)
+    return frame
 
 
 cdef int view_memory(message, body) except -1:

@@ -32,6 +32,7 @@ from rdmanet.rpc.annotations import stream_item
 from rdmanet.rpc.array_types import ArrayType, declared
 from rdmanet.rpc.arrays import array_in, bytes_in, described, is_buffer, wire_type
 from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.coded import Coded
 from rdmanet.rpc.describe import BUFFER, Description, Structs, describe, has_arrays
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.method_options import Options
@@ -60,39 +61,26 @@ class Parameter(msgspec.Struct, frozen=True):
     by_keyword: bool = False
 
 
-class Method:
+class Method(Coded):
     """A method of a service, and how its arguments and results are encoded.
 
-    :ivar number: its place in the schema
-    :ivar name: its name in the class
-    :ivar kind: who streams
     :ivar function: the function of the class
     :ivar hints: its annotations, as they were resolved where it is defined
     :ivar parameters: without self and the stream
-    :ivar count: how many positional arguments make a complete call; -1 if there are keywords or a stream, too
     :ivar positional: how many of the parameters can be given by position
     :ivar stream: the name of the parameter that is the caller's stream, and the type of its items
     :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
     :ivar inline: which parameters go in the message, whatever their length
-    :ivar bytes_at: the place of the one parameter that may go by reference or in the message, if that is no array; else
-        None
-    :ivar brings: whether there are arrays inside of the arguments (packing.py); and so `result_brings`, `stream_brings`
-    :ivar result_is_apart: whether the result may need more than to be decoded
-    :ivar is_limited: whether its options say how long a call may take, or how many there may be
-    :ivar exact: decodes arguments that are complete, or raises an Exception
-    :ivar scale: weighs arguments before they are decoded, `item_scale` the caller's items
+    :ivar stream_brings: whether there are arrays inside of the caller's items
+    :ivar item_scale: weighs the caller's items
     """
 
     inline: frozenset[int] = frozenset()
-    brings = result_brings = stream_brings = False
-    result_is_apart: bool
-    bytes_at: int | None = None
+    stream_brings = False
 
     def __init__(self, service: str, name: str, function: Any, hints: dict[str, Any]) -> None:
-        self.number = -1
-        self.name = name
-        self.label = f"{service}.{name}"
+        super().__init__(f"{service}.{name}", name)
         self.function = function
         self.hints = hints
         self.options: Options = getattr(function, "__rpc_options__", Options())
@@ -179,6 +167,8 @@ class Method:
         self.result_brings = not self.result_is_buffer and has_arrays(self.result)
         self.stream_brings = self.stream is not None and has_arrays(self.stream[1])
         self.result_is_apart = self.result_is_buffer or self.result_brings
+        is_streamed = self.kind in (Kind.SERVER_STREAM, Kind.BOTH)
+        self.result_is_memory = self.result_is_apart and self.result is not bytes and not is_streamed
         types = [wire_type(p.type) for p in self.parameters]
         fields = [
             (f"_{index}", type_)
@@ -194,8 +184,9 @@ class Method:
         self.exact = _decoder(exact)
         self._lenient = _decoder(msgspec.defstruct(self.name, fields, array_like=True, frozen=True))
         self.scale = Scale(*types)
+        self.weighed_bytes = self.scale.least
         result = wire_type(self.result) if self.result_is_buffer else self.result
-        self._result, self._result_scale = _decoder(result), Scale(result)
+        self.read_result(_decoder(result), Scale(result))
         item = Any if self.stream is None else self.stream[1]
         self._item, self.item_scale = _decoder(item), Scale(item)
         details = Any if self.options.details is None else self.options.details
@@ -227,7 +218,7 @@ class Method:
         """Read the result as a buffer or an array by itself."""
         self.result, self.result_is_buffer, self.result_is_apart = result, True, True
         self.result_is_array, self.result_brings = isinstance(result, ArrayType), False
-        self._result, self._result_scale = _decoder(wire_type(come)), Scale(wire_type(come))
+        self.read_result(_decoder(wire_type(come)), Scale(wire_type(come)))
 
     def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
         if type_ is Buffer and not is_buffer:
@@ -301,22 +292,6 @@ class Method:
         for index, parameter in enumerate(self.parameters):
             message = message.replace(f"`$[{index}]", f"`{parameter.name}")
         return message
-
-    def decode_result(self, raw: Any, most: int) -> Any:
-        """A call's result, or an item that the callee streams. A buffer or an array is as in `decode_arguments`.
-
-        :raises Error: INTERNAL; it is not of its type. RESOURCE_EXHAUSTED; its objects take more bytes than `most`
-        """
-        if len(raw) >= self._result_scale.least:
-            self._result_scale.weigh(raw, most)
-        try:
-            return self._result(raw)
-        except Exception as exc:
-            raise self.wrong_result(exc) from None
-
-    def wrong_result(self, exc: BaseException) -> Error:
-        """The error for a result that is not of its type."""
-        return Error(Code.INTERNAL, f"{self.label}: the server's result is not of its type: {exc}")
 
     # -- with the memory of arrays -------------------------------------------------------------------------
 

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """How a server takes leave of a client, so that no call is lost between the two.
 
 Theory
@@ -41,8 +42,6 @@ class Parting:
     :ivar taken: Calls that have come, and were not refused because the server ends
     :ivar refusal: why no more are taken; None while they are
     """
-
-    __slots__ = ("_asked", "_is_ending", "_link", "_on_refusing", "_reason", "_timer", "refusal", "taken")
 
     def __init__(self, link: Link, on_refusing: Callable[[], None]) -> None:
         self.taken = 0

@@ -1,13 +1,11 @@
+# cython: annotation_typing=False, nonecheck=True
 """A client's call: what goes with it, and what is kept until its answer has come."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import Callable
 from typing import Any, Final
-
-import msgspec
 
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.call_metadata import Metadata
@@ -20,7 +18,7 @@ from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 
 
-class CallDetails(msgspec.Struct, frozen=True):
+class CallDetails:
     """A call, on its way from the client's object to the connection that sends it.
 
     :ivar arguments: one for each parameter, in their order
@@ -31,24 +29,45 @@ class CallDetails(msgspec.Struct, frozen=True):
     :ivar waits: at the limit of unfinished calls; else it fails there
     """
 
-    method: Method
-    arguments: tuple[Any, ...]
-    stream: Any = None
-    deadline: float | None = None
-    metadata: Metadata | None = None
-    into: Into | None = None
-    waits: bool = False
+    def __init__(
+        self,
+        method: Method,
+        arguments: tuple[Any, ...],
+        stream: Any = None,
+        deadline: float | None = None,
+        metadata: Metadata | None = None,
+        into: Into | None = None,
+        waits: bool = False,
+    ) -> None:
+        self.method = method
+        self.arguments = arguments
+        self.stream = stream
+        self.deadline = deadline
+        self.metadata = metadata
+        self.into = into
+        self.waits = waits
 
     def fitted(self, methods: list[Method]) -> CallDetails:
         """The same call of one of these methods, which are those of a server's version."""
-        return msgspec.structs.replace(self, method=methods[self.method.number])
+        return self._changed(methods[self.method.number], self.stream, self.metadata)
+
+    def streaming(self, stream: Any) -> CallDetails:
+        """The same call with this stream."""
+        return self._changed(self.method, stream, self.metadata)
+
+    def carrying(self, metadata: Metadata | None) -> CallDetails:
+        """The same call with this metadata."""
+        return self._changed(self.method, self.stream, metadata)
+
+    def _changed(self, method: Method, stream: Any, metadata: Metadata | None) -> CallDetails:
+        return CallDetails(method, self.arguments, stream, self.deadline, metadata, self.into, self.waits)
 
 
 _OF_PYTHON: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
 """What Python itself raises in coroutines and generators: in a caller it would look like the end of that."""
 
 
-class Pending(msgspec.Struct, eq=False):
+class Pending:
     """A call that has no answer yet.
 
     :ivar future: is to get the answer
@@ -62,16 +81,19 @@ class Pending(msgspec.Struct, eq=False):
     :ivar returned: the callee has let go of the arguments on loan
     """
 
-    method: Method
-    future: asyncio.Future[Any]
-    counter: Counter
-    into: Into | None = None
-    number: int = -1
-    place: int = 0
-    begun_at: float = 0.0
-    received: Receiving | None = None
-    sent: Sending | None = None
-    returned: bool = False
+    def __init__(
+        self, method: Method, future: asyncio.Future[Any], counter: Counter, into: Into | None = None
+    ) -> None:
+        self.method = method
+        self.future = future
+        self.counter = counter
+        self.into = into
+        self.number = -1
+        self.place = 0
+        self.begun_at = 0.0
+        self.received: Receiving | None = None
+        self.sent: Sending | None = None
+        self.returned = False
 
     @property
     def has_loan(self) -> bool:

@@ -44,6 +44,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
+import functools
 import math
 import random
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -56,7 +57,7 @@ from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.dialing import Address, Dial, first_of, named
 from rdmanet.rpc.errors import Code, Error, not_sent
 from rdmanet.rpc.hedging import hedged
-from rdmanet.rpc.link import logger
+from rdmanet.rpc.messenger import logger
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.resolving import Resolver, Resolving
 from rdmanet.rpc.retry import Retry
@@ -194,7 +195,7 @@ class Pool:
     def stream(self, call: CallDetails) -> Results:
         """Make a call that streams its results; as for `Channel`."""
         cut = Cut()
-        return Results(cut, self._stream(cut, Tried(call)))
+        return Results(cut, functools.partial(self._stream, cut, Tried(call)))
 
     async def _stream(self, cut: Cut, tried: Tried) -> AsyncGenerator[Any, None]:
         with cut:

@@ -22,7 +22,7 @@ from rdmanet.base import log_rate
 from rdmanet.errors import shown
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.dialing import Address
-from rdmanet.rpc.link import logger
+from rdmanet.rpc.messenger import logger
 
 Servers = Sequence[str | tuple[str, int]]
 """As a program gives them: [(host, port), ...], or paths of Unix sockets."""

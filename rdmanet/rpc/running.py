@@ -1,24 +1,23 @@
+# cython: annotation_typing=False, nonecheck=True
 """A call that a server executes: its task, and what is kept for it until its caller has the answer."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import Callable
 from typing import Any, cast
-
-import msgspec
 
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.method import Method
 from rdmanet.rpc.packing import Packed
+from rdmanet.rpc.shares import Holder
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 from rdmanet.stream.peer_memory import OfferedMemory
 
 
-class Running(msgspec.Struct, eq=False):
+class Running(Holder):
     """A call that is being executed.
 
     :ivar call: what the method can ask for
@@ -31,33 +30,37 @@ class Running(msgspec.Struct, eq=False):
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
     :ivar released: is to be done when the caller has released the result that is on loan
-    :ivar is_counted: by its server (shares.py)
-    :ivar inline_bytes: of messages that it holds
-    :ivar lent_bytes: that it holds: allocated for its arguments on loan, or lent as its result
     :ivar borrowed: the peer's memory of these
     :ivar taking: arguments are being taken
     :ivar packed: the arguments, if they have come with the memory of arrays, and are not decoded
     """
 
-    number: int
-    method: Method
-    function: Callable[..., Any]
-    call: CallInfo
-    counter: Counter
-    begun_at: float
-    task: asyncio.Task[None] = cast(Any, None)
-    late: bool = False
-    code: int | None = None
-    received: Receiving | None = None
-    sent: Sending | None = None
-    released: asyncio.Future[None] | None = None
-    is_counted: bool = False
-    inline_bytes: int = 0
-    lent_bytes: int = 0
-    is_cancelled: bool = False
-    borrowed: list[OfferedMemory] = []
-    taking: bool = False
-    packed: Packed | None = None
+    def __init__(
+        self,
+        number: int,
+        method: Method,
+        function: Callable[..., Any],
+        call: CallInfo,
+        counter: Counter,
+        begun_at: float,
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self.method = method
+        self.function = function
+        self.call = call
+        self.counter = counter
+        self.begun_at = begun_at
+        self.task: asyncio.Task[None] = cast(Any, None)
+        self.late = False
+        self.code: int | None = None
+        self.received: Receiving | None = None
+        self.sent: Sending | None = None
+        self.released: asyncio.Future[None] | None = None
+        self.is_cancelled = False
+        self.borrowed: list[OfferedMemory] = []
+        self.taking = False
+        self.packed: Packed | None = None
 
     @property
     def has_returned(self) -> bool:

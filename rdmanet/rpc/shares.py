@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """What the calls of a server take together, in number and bytes, and the share that each connection may always have.
 
 Theory
@@ -19,23 +20,22 @@ not complete count, too, before anybody knows of which call they are.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.limits import Limits, exceeded
 
 
-class Holder(Protocol):
-    """A call that is being executed.
+class Holder:
+    """What a call that is being executed holds.
 
     :ivar is_counted: between `begin` and `end`
     :ivar inline_bytes: what it holds that came in messages, or waits to be sent in one
     :ivar lent_bytes: what it holds of buffers by reference
     """
 
-    is_counted: bool
-    inline_bytes: int
-    lent_bytes: int
+    def __init__(self) -> None:
+        self.is_counted = False
+        self.inline_bytes = 0
+        self.lent_bytes = 0
 
 
 class Shares:
@@ -75,8 +75,6 @@ class Share:
     :ivar lent_bytes: by reference, which `Limits.lent_bytes` bounds
     :ivar frame_bytes: of the frame that is not complete
     """
-
-    __slots__ = ("calls", "frame_bytes", "inline_bytes", "lent_bytes", "_shares", "_source")
 
     def __init__(self, shares: Shares, source: str) -> None:
         self._shares = shares

@@ -24,6 +24,7 @@ A service that changes a longer result in place while others call it returns mem
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable
 from sys import getrefcount
 from typing import Any, Final
 from weakref import getweakrefcount
@@ -34,6 +35,14 @@ MOMENT_BYTES: Final = 16 << 20
 """Copied in some 2 ms, if nobody else uses the memory."""
 _ONE: Final = 2
 """What getrefcount() says of an object with one reference. Its argument is the other one."""
+
+
+async def alone(result: Awaitable[Any]) -> list[Any]:
+    """A result, in a list that is all that refers to it.
+
+    What a compiled coroutine awaits, that refers to until it waits again.
+    """
+    return [await result]
 
 
 def is_settled(held: list[Any], index: int = 0) -> bool:

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """What each side counts of each method. No I/O, no clock.
 
 A client counts for all of its connections together, and a server for all of its clients. A call counts when it was
@@ -45,8 +46,6 @@ class Counter:
     :ivar ok: calls that have a result
     :ivar failed: calls that have failed, by the numbers of codes
     """
-
-    __slots__ = ("begun", "failed", "lent_bytes", "ok", "received_bytes", "seconds", "sent_bytes")
 
     def __init__(self) -> None:
         self.begun = 0

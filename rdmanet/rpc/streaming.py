@@ -25,8 +25,9 @@ from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.failures import unsendable
 from rdmanet.rpc.framing import COST_BYTES
-from rdmanet.rpc.link import Link, logger
+from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Item, OutItem, OutItemBringing, Window, raw
+from rdmanet.rpc.messenger import logger
 from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.shares import Held
 from rdmanet.rpc.stats import Counter
@@ -284,13 +285,15 @@ class Results:
     """The results of a call that streams them.
 
     :param cut: the block in which the items are generated
+    :param generate: gives the generator of them. That of a compiled function warns if it is never asked for one
     """
 
-    __slots__ = ("_cut", "_items", "__weakref__")
+    __slots__ = ("_cut", "_generate", "_items", "__weakref__")
 
-    def __init__(self, cut: Cut, items: AsyncGenerator[Any, None]) -> None:
+    def __init__(self, cut: Cut, generate: Callable[[], AsyncGenerator[Any, None]]) -> None:
         self._cut = cut
-        self._items = items
+        self._generate = generate
+        self._items: AsyncGenerator[Any, None] | None = None
 
     def __aiter__(self) -> Results:
         return self
@@ -300,11 +303,17 @@ class Results:
             raise Error(
                 Code.CANCELLED, "this stream has ended: a task was cancelled that waited for its next item"
             )
-        return self._items.__anext__()
+        return self._begun().__anext__()
+
+    def _begun(self) -> AsyncGenerator[Any, None]:
+        if self._items is None:
+            self._items = self._generate()
+            del self._generate  # which has the arguments
+        return self._items
 
     async def aclose(self) -> None:
         """End the call."""
-        await self._items.aclose()
+        await self._begun().aclose()
 
 
 def item_head(number: int) -> int:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime  # noqa: F401  before msgspec, see credit.py
 from typing import Any
-
-import msgspec
 
 from rdmanet.rpc.errors import Error
 from rdmanet.rpc.method import Method
@@ -35,7 +32,7 @@ class Tried:
         if call is not None:
             if call.method.stream is not None:
                 self.sent = Once(call.stream)
-                call = msgspec.structs.replace(call, stream=self.sent)
+                call = call.streaming(self.sent)
             self.call = call
 
     def may_be_repeated(self, retry: Retry | None, error: Error) -> bool:

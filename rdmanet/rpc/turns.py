@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, nonecheck=True
 """Senders that wait until a transport or the loop takes more: who goes next, and how many at a time.
 
 Theory
@@ -25,18 +26,6 @@ class Turns:
 
     :ivar busy: whether a sender has to `wait` before it writes
     """
-
-    __slots__ = (
-        "_back",
-        "_is_open",
-        "_is_over",
-        "_loop",
-        "_most",
-        "_turn_ends",
-        "_waiting",
-        "_woken",
-        "busy",
-    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.busy = False
@@ -130,8 +119,6 @@ class Turns:
 
 class Rounds(Turns):
     """The queue of senders who may write so much together in a turn of the loop, whatever the transport takes."""
-
-    __slots__ = ("_budget", "_left")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, budget: int) -> None:
         super().__init__(loop)

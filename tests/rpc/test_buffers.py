@@ -8,11 +8,11 @@ import pytest
 from net import Journal, Net, bindings, callee, channel, idle
 
 from rdmanet import rpc
-from rdmanet.rpc import Code, lending
-from rdmanet.rpc import link as link_module
+from rdmanet.rpc import Code, lending, messenger
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.rpc.link import COLLECT_BYTES, LOANS_MOST, Link
+from rdmanet.rpc.link import LOANS_MOST, Link
 from rdmanet.rpc.messages import OutItem, Reply, encode
+from rdmanet.rpc.messenger import COLLECT_BYTES
 from rdmanet.rpc.reads import read_offer
 from tests.support.waiting import begin
 
@@ -359,7 +359,7 @@ async def test_a_long_message_is_not_copied_to_join_its_header(net: Net, monkeyp
         def writelines(self, parts: tuple[bytes, ...]) -> None:
             written.extend(parts)
 
-    monkeypatch.setattr(link_module, "encode", lambda message: encoded.append(encode(message)) or encoded[-1])
+    monkeypatch.setattr(messenger, "encode", lambda message: encoded.append(encode(message)) or encoded[-1])
     link.transport = Recorder()  # type: ignore[assignment]
     for size in (1, 2, COLLECT_BYTES, 3):
         link.send(OutItem(1, bytes(size)))

@@ -16,15 +16,15 @@ BACK = {K.SERVER_STREAM, K.BOTH}
 THERE = {K.CLIENT_STREAM, K.BOTH}
 
 
-def caller(kind: Kind) -> tuple[CallerBook[str], int]:
-    book: CallerBook[str] = CallerBook(10)
+def caller(kind: Kind) -> tuple[CallerBook, int]:
+    book: CallerBook = CallerBook(10)
     inflow = Inflow(100) if kind in BACK else None
     outflow = Outflow(100) if kind in THERE else None
     return book, book.begin(kind, "owner", inflow, outflow)
 
 
-def callee(kind: Kind) -> CalleeBook[str]:
-    book: CalleeBook[str] = CalleeBook(10)
+def callee(kind: Kind) -> CalleeBook:
+    book: CalleeBook = CalleeBook(10)
     inflow = Inflow(100) if kind in THERE else None
     outflow = Outflow(100) if kind in BACK else None
     book.begin(7, kind, "owner", inflow, outflow)
@@ -41,7 +41,7 @@ RECEIVED_BY_CALLER = {
 """For which kinds a message is allowed, and whether it is the last one."""
 
 
-def receive(book: CallerBook[str] | CalleeBook[str], name: str, number: int) -> str | None:
+def receive(book: CallerBook | CalleeBook, name: str, number: int) -> str | None:
     arguments = {"item": (10,), "window": (100,)}.get(name, ())
     return getattr(book, name)(number, *arguments)  # type: ignore[no-any-return]
 
@@ -90,7 +90,7 @@ def test_what_a_callee_receives(kind: Kind):
 @pytest.mark.parametrize("name", RECEIVED_BY_CALLER)
 def test_a_caller_receives_nothing_for_a_call_that_it_has_not_made(name: str):
     with pytest.raises(ProtocolError, match="for call 3, which is not pending"):
-        receive(CallerBook[str](10), name, 3)
+        receive(CallerBook(10), name, 3)
 
 
 @pytest.mark.parametrize("side", ["caller", "callee"])
@@ -119,7 +119,7 @@ def test_a_result_on_loan():
 
 
 def test_too_many_calls():
-    book: CallerBook[int] = CallerBook(2)
+    book: CallerBook = CallerBook(2)
     numbers = [book.begin(K.UNARY, index) for index in range(2)]
     with pytest.raises(Error, match="2 unfinished calls: the limit calls is 2") as caught:
         book.begin(K.UNARY, 2)
@@ -129,14 +129,14 @@ def test_too_many_calls():
         book.begin(K.UNARY, 2)
     book.failure(numbers[0])
     book.begin(K.UNARY, 2)
-    there: CalleeBook[int] = CalleeBook(1)
+    there: CalleeBook = CalleeBook(1)
     there.begin(1, K.UNARY, 1)
     with pytest.raises(Error, match="the limit calls is 1"):
         there.begin(2, K.UNARY, 2)
 
 
 def test_numbers_come_round():
-    book: CallerBook[int] = CallerBook(10)
+    book: CallerBook = CallerBook(10)
     book._last = (1 << 32) - 3
     numbers = [book.begin(K.UNARY, index) for index in range(4)]
     assert numbers == [(1 << 32) - 2, (1 << 32) - 1, 0, 1]

@@ -3,14 +3,18 @@ answer goes to another call.
 """
 
 import asyncio
+import contextlib
 import random
+import weakref
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from net import Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import lending
+from rdmanet.rpc.fetching import Fetching
 from tests.support.waiting import loop_turns
 
 CALLS_PER_ROUND = 50
@@ -161,3 +165,36 @@ async def lose(chance: random.Random, abort: Callable[[], None]) -> None:
 async def until_idle(server: rpc.Server) -> None:
     """What was cancelled has ended."""
     await idle(server)
+
+
+class Lender(rpc.Service):
+    async def lend(self, data: bytes) -> rpc.Buffer:
+        return rpc.Buffer(data)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_result_that_nobody_gets(net: Net, monkeypatch: pytest.MonkeyPatch):
+    """Its call is cancelled when it has come, and the loan of the argument is ending."""
+    results: list[weakref.ref[Any]] = []
+    take = Fetching.take
+
+    async def watched(*arguments: Any) -> Any:
+        result = await take(*arguments)
+        results.append(weakref.ref(result))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        return result
+
+    async def lent(*arguments: Any) -> Any:
+        sent = await lending.lend(*arguments)
+        block: contextlib.AsyncExitStack = arguments[4]
+        block.push_async_callback(asyncio.Event().wait)
+        return sent
+
+    monkeypatch.setattr(Fetching, "take", watched)
+    monkeypatch.setattr("rdmanet.rpc.channel.lend", lent)
+    client, server = await net.pair(Lender())
+    task = asyncio.ensure_future(client.lend(bytes(2 * lending.APART_BYTES)))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await idle(server)
+    assert results[0]() is None

@@ -9,7 +9,7 @@ import pytest
 from net import Net, callee, channel, idle
 
 from rdmanet import rpc
-from rdmanet.rpc import link
+from rdmanet.rpc import link, messenger
 from rdmanet.rpc.messages import Call, Cancel, Framer, OutItem, OutReply, Ping, Release, frame
 from tests.support.waiting import loop_turns
 
@@ -59,7 +59,7 @@ def watched(handlers: Any, kind: str, turns: Turns) -> None:
 async def test_calls_and_answers_come_in_turns(net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch):
     """Without the bound, a turn has more of them than a turn may have."""
     if not bounded:
-        monkeypatch.setattr(link, "TURN_COST", math.inf)
+        monkeypatch.setattr(messenger, "TURN_COST", math.inf)
     server = await net.serve(Adder(), limits=rpc.Limits(calls=3000))
     client = await net.connect(Adder, server, limits=rpc.Limits(calls=3000))
     await client.add(0)
@@ -81,7 +81,7 @@ async def test_calls_of_many_turns_stop_nobody(net: Net, monkeypatch: pytest.Mon
     client, _ = await net.pair(Adder())
     stopped: list[link.Link] = []
     monkeypatch.setattr(link.Link, "_end_turn", stopped.append)
-    for number in range(3 * link.TURN_COST):
+    for number in range(3 * messenger.TURN_COST):
         assert await client.add(number) == number + 1
     assert not stopped
 
@@ -94,7 +94,7 @@ async def test_a_call_by_itself_costs_no_turn_more(net: Net, monkeypatch: pytest
     turns: list[link.Link] = []
     turn_ends = link.Link._turn_ends
     monkeypatch.setattr(link.Link, "_turn_ends", lambda this: turns.append(this) or turn_ends(this))
-    for number in range(3 * link.TURN_COST):
+    for number in range(3 * messenger.TURN_COST):
         assert await client.add(number) == number + 1
     assert not turns
     for _ in range(2):
@@ -139,10 +139,10 @@ async def test_small_items_of_streams_come_in_turns(net: Net, streams: int, monk
     turns = Turns()
     send = link.Link.send
 
-    def counted(one: link.Link, message: Any) -> int:
+    def counted(one: link.Link, message: Any, body: bytes | None = None) -> int:
         if isinstance(message, OutItem):
             turns.done()
-        return send(one, message)
+        return send(one, message, body)
 
     monkeypatch.setattr(link.Link, "send", counted)
     server = await net.serve(Counting())

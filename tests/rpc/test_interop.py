@@ -16,8 +16,8 @@ from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.calls import ITEM_BYTES
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.rpc.link import COLLECT_BYTES
 from rdmanet.rpc.messages import TEXT_MOST
+from rdmanet.rpc.messenger import COLLECT_BYTES
 from tests.support.waiting import begin, loop_turns
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])

@@ -11,7 +11,7 @@ from net import Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet._core import REUSED_BYTES
-from rdmanet.rpc import lending, link, messages
+from rdmanet.rpc import lending, link, messages, messenger
 from rdmanet.rpc.framing import LONG_BYTES
 from rdmanet.rpc.long_bodies import LongBody
 from rdmanet.rpc.messages import Framer, OutCall, OutItem, Ping, Reply, encode, frame
@@ -150,7 +150,7 @@ async def test_what_nobody_changes_is_not_copied_into_its_message(net: Net, monk
         return body
 
     monkeypatch.setattr(messages, "encode", counted)
-    monkeypatch.setattr(link, "encode", counted)
+    monkeypatch.setattr(messenger, "encode", counted)
     service = Store()
     client, _ = await net.pair(service)
     data = pattern(SIZE)

@@ -12,7 +12,7 @@ from net import Net, callee, channel, failure, idle
 from test_paging import Turn
 
 from rdmanet import rpc
-from rdmanet.rpc import gathering, lending, link, outgoing, packing, paging
+from rdmanet.rpc import gathering, lending, messenger, outgoing, packing, paging
 from rdmanet.rpc.long_writes import PIECE_BYTES, TURN_BYTES, LongWrites
 from rdmanet.rpc.messages import (
     Apart,
@@ -85,7 +85,7 @@ class Copies:
         for module in packing, outgoing:
             for name in "of_bytes", "of_array":
                 monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
-        monkeypatch.setattr(link, "encode", lambda message: self.add(encode(message)))
+        monkeypatch.setattr(messenger, "encode", lambda message: self.add(encode(message)))
         begins = LongWrites.begin
         monkeypatch.setattr(
             LongWrites,

@@ -19,7 +19,7 @@ from net import Journal, Net, callee, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, fetching, taking
-from rdmanet.rpc.link import logger
+from rdmanet.rpc.messenger import logger
 from tests.support.waiting import begin, loop_turns, until_seen
 
 QUICK = rpc.Retry(first_seconds=0.001, most_seconds=0.002, attempts=3)

@@ -317,19 +317,17 @@ async def test_a_server_that_hangs_up_is_not_called_without_a_pause(net: Net):
     """It says Hello, and ends each connection then: that counts as a failure each time."""
     server = await net.serve(Work())
     async with net.connecting(Work, server, retry=Retry(first_seconds=0.001, attempts=4)) as client:
-        greet = Callee._on_hello
 
-        def hang_up(self: Callee, hello: Any) -> None:
-            greet(self, hello)
-            self.link.close()
+        class HangsUp(Callee):
+            def _on_hello(self, hello: Any) -> None:
+                super()._on_hello(hello)
+                self.link.close()
 
-        Callee._on_hello = hang_up  # type: ignore[method-assign]
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rdmanet.rpc.server.Callee", HangsUp)
             await cut(server)
             await lost(client)
             error = await failure(client.who())
-        finally:
-            Callee._on_hello = greet  # type: ignore[method-assign]
         assert error.code is Code.UNAVAILABLE
         assert pool(client)._slots[0].failures >= 4
         assert await client.who() == "" and pool(client)._slots[0].failures == 0

@@ -13,12 +13,11 @@ from strangers import HELLO, NUMBERS, Store, call, stranger
 from rdmanet import rpc
 from rdmanet.rpc import lending, taking
 from rdmanet.rpc.calls import Outflow
-from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import Code
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.rpc.messages import Call, Failure, Hello, Item, Lent, Reply, Window, raw
-from rdmanet.rpc.shares import Share, Shares
+from rdmanet.rpc.messages import Call, Failure, Hello, Item, Lent, Release, Reply, Window, raw
+from rdmanet.rpc.shares import Holder, Share, Shares
 from rdmanet.rpc.streaming import Receiving
 from tests.support.waiting import loop_turns, until_seen
 
@@ -27,10 +26,16 @@ by_rdma = pytest.mark.parametrize("transport", ["rdma"])
 is_bounded = pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "control"])
 
 
-class Holder:
-    is_counted = False
-    inline_bytes = 0
-    lent_bytes = 0
+def without(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Have servers whose connections do not know this limit: a method of `Share`."""
+    lax = type("LaxShare", (Share,), {limit: lambda *_: None})
+
+    class LaxShares(Shares):
+        def join(self, source: str) -> Share:
+            super().join(source)
+            return lax(self, source)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("rdmanet.rpc.server.Shares", LaxShares)
 
 
 def begun(share: Share, count: int, nbytes: int = 0) -> list[Holder]:
@@ -124,7 +129,8 @@ async def test_calls_that_wait_for_ever_leave_some_to_others(
 ):
     """Without shares, nobody else can call."""
     if not shared:
-        monkeypatch.setattr(Shares, "part", lambda self, source, limit: 0)
+        none = type("NoShares", (Shares,), {"part": lambda self, source, limit: 0})
+        monkeypatch.setattr("rdmanet.rpc.server.Shares", none)
     limits = rpc.Limits(server_calls=64, calls=32)
     server = await net.serve(Store(), limits=limits)
     for _ in range(4):
@@ -217,7 +223,7 @@ async def test_a_loan_that_never_comes_ends_its_call(
 @is_bounded
 async def test_messages_that_are_not_complete_count(net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch):
     if not bounded:
-        monkeypatch.setattr(Share, "frame_is", lambda self, nbytes: None)
+        without(monkeypatch, "frame_is")
     limits = rpc.Limits(server_bytes=2_000_000, message_bytes=1_000_000)
     server = await net.serve(Store(), limits=limits)
     start = (1_000_000).to_bytes(4, "big") + bytes(900_000)
@@ -279,7 +285,7 @@ async def test_results_that_nobody_reads_count(
     net: Net, streamed: bool, bounded: bool, monkeypatch: pytest.MonkeyPatch
 ):
     if not bounded:
-        monkeypatch.setattr(Share, "hold", lambda *_: None)
+        without(monkeypatch, "hold")
     server = await net.serve(Store(), limits=rpc.Limits(inline_bytes=5_000_000))
     if streamed:
         calls: list[Any] = [call(n, "large") for n in range(20)]
@@ -322,11 +328,11 @@ class Lender(rpc.Service):
 async def test_results_on_loan_count(net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch):
     """The memory of a Buffer does not: it is the service's own."""
     if not bounded:
-        monkeypatch.setattr(Share, "hold_lent", lambda *_: None)
-    monkeypatch.setattr(Channel, "_release", lambda self, number: None)
+        without(monkeypatch, "hold_lent")
     service = Lender()
     server = await net.serve(service, limits=rpc.Limits(lent_bytes=3 * LEND_BYTES))
     client = await net.connect(Lender, server)
+    callee(server).link._handlers[Release] = lambda _: None  # type: ignore[index]
     held = [await client.same() for _ in range(5)]
     for _ in range(3):
         assert len(await client.fresh()) == LEND_BYTES  # and they are not released

@@ -14,6 +14,7 @@ from rdmanet._core import ReusableMemory, unfilled
 from rdmanet.rpc import lending, snapshot
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.outgoing import Outgoing
+from tests.support.waiting import loop_turns
 
 LARGE = LEND_BYTES // 4
 """So many numbers of 4 bytes go by reference over RDMA."""
@@ -60,6 +61,10 @@ class Store(rpc.Service):
     async def made(self) -> numpy.ndarray:
         return numpy.zeros(LARGE, "f4") + 0
 
+    async def made_later(self) -> numpy.ndarray:
+        await loop_turns(1)
+        return numpy.zeros(LARGE, "f4") + 0
+
     async def made_and_reshaped(self) -> numpy.ndarray:
         return numpy.zeros(LARGE, "f4").reshape(2, -1)[:].T[:].T
 
@@ -94,7 +99,8 @@ CHANGED = [
     "not_contiguous",
 ]  # fmt: skip
 NOT_COPIED = [
-    "made", "made_and_reshaped", "not_contiguous", "constants", "constant_memoryview", "constant_bytes", "lent"
+    "made", "made_later", "made_and_reshaped", "not_contiguous", "constants", "constant_memoryview",
+    "constant_bytes", "lent",
 ]  # fmt: skip
 
 

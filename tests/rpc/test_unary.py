@@ -13,6 +13,7 @@ from net import Journal, Net, callee, channel, failure
 from rdmanet import rpc
 from rdmanet.base import log_rate
 from rdmanet.rpc import Code
+from rdmanet.rpc.channel import Channel
 from tests.support.waiting import begin, loop_turns
 
 
@@ -167,11 +168,15 @@ async def test_the_callee_knows_the_deadline(net: Net):
         rpc.options(Example(), timeout=1)
 
 
-async def test_the_callee_ends_it_by_itself(net: Net):
+async def test_the_callee_ends_it_by_itself(net: Net, monkeypatch: pytest.MonkeyPatch):
     """When the caller's Cancel never comes."""
+
+    class Patient(Channel):
+        def _time_is_over(self, pending: Any) -> None: ...
+
+    monkeypatch.setattr("rdmanet.rpc.client.Channel", Patient)
     service = Example()
     client, _ = await net.pair(service)
-    channel(client)._time_is_over = lambda pending: None  # type: ignore[method-assign]
     error = await failure(rpc.options(client, timeout=0.02).wait("slow"))
     assert (error.code, error.text) == (Code.DEADLINE_EXCEEDED, "the call took too long")
 
