@@ -1,10 +1,10 @@
 """Ask the processes that use rdmanet what they have: for `rdmanet ss`. What they say is checked here.
 
 As many are asked at once as there are descriptors for: each begins to speak when it is connected to, and is asked for
-each line then. Only one is to speak at a time: the next is connected to, or asked, when a line has come and has been
-worked at, or has not come within `GRACE_S`. So no more than one CPU is taken from those who talk to each other, and for
-a moment: where no CPU is idle, the kernel leaves one to who computes for a tick of 4 ms, and takes it at once from who
-waits.
+each line then. Only one is to speak at a time: the next is connected to, or asked, when a line has come, or has not
+come within `GRACE_S`. Sense is made of what has come while the next line is made. So no more than two CPUs are taken
+from those who talk to each other, and for a moment: where no CPU is idle, the kernel leaves one to who computes for a
+tick of 4 ms, and takes it at once from who waits.
 
 Each has `ANSWER_S` to begin, and as long again to go on, as long as something comes. What comes is bounded:
 `LINE_BYTES_MOST` for one line, `ANSWER_BYTES_MOST` for one answer. An answer that breaks a rule is none:
