@@ -75,6 +75,17 @@ cdef int start_receiving(Receiver connection, QP qp) except -1:
     return 0
 
 
+cdef int trace_addresses(CMID id, QP qp) except -1:
+    """Enter by what both ends of an iWARP connection know it: its addresses, whose ports are TCP's."""
+    from binascii import crc32
+    ours, theirs = id.local_addr, id.peer_addr
+    if ours is None or theirs is None:
+        return 0
+    both = sorted([ours[:2], theirs[:2]])
+    trace(TRACE_PAIRED, qp.ptr.qp_num, crc32(repr(both).encode()), both[0] != ours[:2])
+    return 0
+
+
 cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint32_t depth, bint solicits) except -1:
     """Both sides' geometry is known."""
     connection.engine.learn_of_peer(connection, solicits)

@@ -51,17 +51,6 @@ cdef void trace(uint32_t kind, uint32_t qp_num, uint64_t first, uint64_t second)
     traced += 1
 
 
-cdef int trace_addresses(CMID id, QP qp) except -1:
-    """Enter by what both ends of an iWARP connection know it: its addresses, whose ports are TCP's."""
-    from binascii import crc32
-    ours, theirs = id.local_addr, id.peer_addr
-    if ours is None or theirs is None:
-        return 0
-    both = sorted([ours[:2], theirs[:2]])
-    trace(TRACE_PAIRED, qp.ptr.qp_num, crc32(repr(both).encode()), both[0] != ours[:2])
-    return 0
-
-
 def trace_begin(size_t room):
     """Trace from now on, the last `room` events, a power of two. What was traced before is forgotten."""
     global tracing, traced, trace_room
