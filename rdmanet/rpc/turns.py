@@ -19,6 +19,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Final
+
+_WOKEN_MOST: Final = 1 << 20
+"""To double that any more would make no difference, and `_most` is an integer of C."""
 
 
 class Turns:
@@ -97,7 +101,7 @@ class Turns:
         if self._back:
             self._most = max(1, self._most // 2)
         elif self._is_open:
-            self._most *= 2
+            self._most = min(2 * self._most, _WOKEN_MOST)
         self._back = 0
         if self._is_open:
             self._wake()

@@ -78,6 +78,19 @@ async def test_who_comes_later_goes_behind():
     assert pipe.written == list(range(11))
 
 
+async def test_one_comes_in_each_of_many_turns():
+    """The transport takes all, and there is never a turn in which nobody waits."""
+    pipe, count = Pipe(1000), 300
+    senders = await begin(pipe.send(0))
+    pipe.drained()
+    for number in range(1, count):
+        assert pipe.turns.busy
+        senders += await begin(pipe.send(number))
+    await until_seen(lambda: len(pipe.written) == count)
+    await asyncio.gather(*senders)
+    await until_seen(lambda: not pipe.turns.busy)
+
+
 @pytest.mark.parametrize("turns", range(4))
 async def test_cancelled_ones_hold_up_nobody(turns: int):
     pipe = Pipe(2)
