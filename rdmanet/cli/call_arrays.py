@@ -7,6 +7,7 @@ names in files of NumPy, but for those of the package ml_dtypes: NumPy writes th
 import ast
 import math
 import struct
+from operator import index
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,9 +77,9 @@ def of_file(path: Path) -> list[Any]:
         head, begin = _head_of(data)
         descr, shape = head["descr"], head["shape"]
         dtype = descr if isinstance(descr, str) else _fields(descr)
-        shape = [int(length) for length in shape]
+        shape = [index(length) for length in shape]
         in_columns = head["fortran_order"]
-    except (KeyError, TypeError, SyntaxError, struct.error, ValueError, RecursionError, MemoryError):
+    except (LookupError, TypeError, SyntaxError, struct.error, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{path} is no file of NumPy (numpy.save)") from None
     if in_columns:
         raise ValueError(f"{path}: its items are in Fortran's order: save numpy.ascontiguousarray() of it")

@@ -92,9 +92,10 @@ def test_files_of_numpy(server, tmp_path: Path):
 
 
 def test_errors_teach(server, tmp_path: Path):
-    columns, other = tmp_path / "columns.npy", tmp_path / "other"
+    columns, other, empty = tmp_path / "columns.npy", tmp_path / "other", tmp_path / "empty"
     numpy.save(columns, numpy.ones((2, 3), order="F"))
     other.write_text("no array")
+    empty.touch()
     for array, says in (
         ([[1, 2], [3]], "lists beside each other have different lengths"),
         (["a"], "lists stand for numbers"),
@@ -102,6 +103,7 @@ def test_errors_teach(server, tmp_path: Path):
         ("@/nowhere", "No such file"),
         (f"@{columns}", "save numpy.ascontiguousarray() of it"),
         (f"@{other}", "is no file of NumPy"),
+        (f"@{empty}", "is no file of NumPy"),
     ):
         status, out, err = call(server, "Store.double", json.dumps({"array": array}))
         assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
