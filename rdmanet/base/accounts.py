@@ -44,7 +44,8 @@ class ConnectionInfo:
     :ivar reason: why
     :ivar role: "client" or "server"; "" if that is not known
     :ivar local: address and port of this side; None if they are not known
-    :ivar peer: the same of the peer
+    :ivar peer: the same of the peer; the port of a client that found its server by name is 0 until the server's program
+        has asked for it
     :ivar state: "opening", "unheard", "open", "eof_pending", "eof_received", "closing", "draining", "draining_to_eof"
         or "closed"; of TCP's "open" and "closing"
     :ivar reading: whether the program takes what comes
@@ -57,8 +58,8 @@ class ConnectionInfo:
     :ivar far: why this process is far from its adapter, by the CPUs on which it may run
     :ivar stats: the counters of ``get_extra_info("rdma_stats")``, by TCP what the kernel tells; and ``bytes_unsent``,
         which were written and wait, ``bytes_unread``, which have come (by RDMA only whether there are any), and by RDMA
-        ``send_slots``, how many frames may be in flight; and while the peer has memory of ours by ``offer()``,
-        ``offers``, how many, and ``bytes_offered``
+        ``send_slots``, how many frames may be in flight, and ``peer_qp``, the number of a client's queue pair; and
+        while the peer has memory of ours by ``offer()``, ``offers``, how many, and ``bytes_offered``
     :ivar transport: the transport; None if the connection is over, or another process's
     """
 

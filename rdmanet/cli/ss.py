@@ -128,12 +128,13 @@ class Picture:
             for answer in process.answers:
                 for info in answer.connections:
                     self._bytes[_key(process, answer, info)] = _moved(info)
-                    self._owners[info.local, info.peer] = process
+                    self._owners[info.local, info.peer] = self._owners[info.role, _call(info)] = process
         return sorted(processes.values(), key=lambda process: process.pid)
 
     def notes(self, process: Process, info: ConnectionInfo) -> list[str]:
         """What has slowed a connection, also by where it and its peer may run, if that was seen, too."""
-        peer = self._owners.get((info.peer, info.local), process)
+        far_role = "server" if info.role == "client" else "client"
+        peer = self._owners.get((info.peer, info.local)) or self._owners.get((far_role, _call(info)), process)
         # Of another user's process no other is believed to be the peer.
         if info.fabric != "rdma" or peer is process or peer.user != process.user:
             return info.notes()
@@ -324,6 +325,11 @@ def _program(pid: int) -> str:
             if shown := " ".join(os.path.basename(word) if word.startswith("/") else word for word in words):
                 return printable(shown, 80)
     return "?"
+
+
+def _call(info: ConnectionInfo) -> tuple[Any, ...]:
+    """The server's place and the client's queue pair: both ends know them, even if the client has no port."""
+    return (info.peer, info.qp) if info.role == "client" else (info.local, info.stats.get("peer_qp") or None)
 
 
 def _key(process: Process, answer: Answer, info: ConnectionInfo) -> tuple[Any, ...]:

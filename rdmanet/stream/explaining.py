@@ -89,15 +89,18 @@ def info_of(
     transport: Any,
     cm_id: CMID | None,
     held: Sequence[HeldOffer] = (),
+    peers_qp: int = 0,
 ) -> ConnectionInfo:
     """The connection as it is now.
 
-    :param facts: what get_extra_info() knows by name; empty until the connection is established
+    :param facts: what get_extra_info() knows by name, as far as anybody has asked; empty until the connection is
+        established
     :param role: "client" or "server"
     :param send_slots: how many frames may be in flight
     :param transport: its transport; None if that is let go
     :param cm_id: its identifier, once there is one
     :param held: what its peer has of our memory
+    :param peers_qp: the number of the peer's queue pair, if this side was told
     """
     error = machine.error
     info = ConnectionInfo(
@@ -121,6 +124,7 @@ def info_of(
         info.stats["bytes_unsent"] = connection.get_write_buffer_size()
         info.stats["bytes_unread"] = int(connection.unread)
         info.stats["send_slots"] = send_slots
+        info.stats["peer_qp"] = peers_qp
         if held:
             info.stats["offers"] = len(held)
             info.stats["bytes_offered"] = sum(each.length for each in held)

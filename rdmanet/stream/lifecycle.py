@@ -133,8 +133,9 @@ class Lifecycle(Life):
         role = self.endpoint.role.name.lower()
         slots, transport = self.config.data_slots, self.callbacks.transport
         held = () if self.known_regions is None else self.known_regions.held()
+        facts, cm_id = self.facts, self.endpoint.id
         return info_of(
-            self.facts.known(), self.machine, self.connection, role, slots, transport, self.endpoint.id, held
+            facts.known(), self.machine, self.connection, role, slots, transport, cm_id, held, facts.peers_qp
         )
 
     def __repr__(self) -> str:

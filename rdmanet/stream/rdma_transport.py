@@ -146,10 +146,9 @@ class RdmaTransport(asyncio.Transport):
             return default if user is None else user
         if name == "rdma_shared_receive":
             return default if self.shared is None else self.shared.stats()
-        known = facts.known()
-        if name == "socket" and known and name not in known:
-            known[name] = RdmaSocket(known["sockname"], known["peername"], self)
-        return known.get(name, default)
+        if name == "socket" and facts and name not in (known := facts.known()):
+            known[name] = RdmaSocket(known["sockname"], facts.get("peername"), self)
+        return facts.get(name, default)
 
     def explain(self) -> str:
         """What the connection is, and who waits for whom, with numbers: a few lines of text.

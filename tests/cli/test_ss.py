@@ -169,6 +169,23 @@ def test_a_server_counts_what_its_loop_has_by_tcp():
         assert [server.connections for server in one.servers] == [3, 0]
 
 
+def test_the_ends_of_a_connection_are_found_though_the_client_has_no_port(monkeypatch):
+    """So that it is seen where both run."""
+    at, qp = ("127.0.0.1", 1), 0x100
+    client = ConnectionInfo("rdma", "", "client", ("127.0.0.1", 40000), at, "open", qp=qp)
+    server = ConnectionInfo("rdma", "", "server", at, ("127.0.0.1", 0), "open", qp=2, stats={"peer_qp": qp})
+    untold = ConnectionInfo("rdma", "", "server", at, ("127.0.0.1", 0), "open", qp=3)
+    answers = [Answer(1, 0, connections=[client]), Answer(2, 0, connections=[server, untold])]
+    picture = ss_command.Picture()
+    monkeypatch.setattr(ss_command, "ask_all", lambda _: answers)
+    monkeypatch.setattr(ss_command, "why_far", lambda *pids: f"{pids} are far apart")
+    monkeypatch.setattr(ConnectionInfo, "notes", lambda _: [])
+    one, two = picture.take(None)
+    assert picture.notes(one, client) == ["(1, 2) are far apart"]
+    assert picture.notes(two, server) == ["(2, 1) are far apart"]
+    assert picture.notes(two, untold) == []
+
+
 class Port(int):
     """Whose comparisons are calls, which are counted."""
 

@@ -3,13 +3,16 @@ which a server that asks the kernel (ident) would take the client for that user.
 
 import asyncio
 import contextlib
+import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import rdmanet
 from rdmanet.stream import client_ports
+from rdmanet.stream.facts import Facts
 from tests.support.waiting import until_seen
 
 # libuv opens a pipe for signals once a process; before the first test, so that none seems to leak it.
@@ -112,9 +115,13 @@ def test_no_port_is_held_before_somebody_asks():
         assert transport.get_extra_info("fabric") == "rdma"
         accepted = served[0].transport
         facts = accepted._life.facts
-        assert facts.held_port is None
+        [listed] = [info for info in rdmanet.connections() if info.role == "server"]
+        assert listed.peer == ("127.0.0.1", 0) and accepted.get_extra_info("rdma_device")
+        assert facts.held_port is None  # lists of connections, and other facts, take none
         names = accepted.get_extra_info("peername"), transport.get_extra_info("sockname")
         assert names[0] == names[1] and facts.held_port.port == names[0][1]
+        [listed] = [info for info in rdmanet.connections() if info.role == "server"]
+        assert listed.peer == names[0]
         transport.close()
         await ended.wait()
         await until_seen(lambda: not facts.held_port.port)
@@ -122,6 +129,28 @@ def test_no_port_is_held_before_somebody_asks():
         server.close()
 
     rdmanet.run(main())
+
+
+def test_who_is_asked_while_it_looks_answers_both(monkeypatch):
+    """A signal handler or a finalizer runs in the middle of it, in the same thread."""
+    facts = Facts()
+    pd = SimpleNamespace(context=SimpleNamespace(name="soft0", library=SimpleNamespace(name="embedded")))
+    facts._learned = "", ("127.0.0.1", 5), ("127.0.0.1", 0), 1, 2, pd
+    facts._pid = os.getpid()
+    names, held = [], client_ports._held
+
+    def interrupted(address):
+        if not names:
+            names.append(None)
+            names[0] = facts.get("peername")
+        return client_ports.HeldPort(address)
+
+    monkeypatch.setattr("rdmanet.stream.facts.HeldPort", interrupted)
+    names.append(facts.get("peername"))
+    assert names[0] == names[1] and names[0][1]
+    assert client_ports._held == held + 1
+    facts.close()
+    assert client_ports._held == held
 
 
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "control"])
