@@ -22,13 +22,16 @@ static enum rn_cm_link_side side_of(struct rdma_cm_id *id)
 
 static int program;
 
-static void tcp_program(void)
+/* number: 0 for any that is free */
+static void tcp_program(uint16_t number)
 {
-	struct sockaddr_in at = address(0);
+	struct sockaddr_in at = address(number);
 	socklen_t length = sizeof at;
+	static const int on = 1;
 
 	program = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	CHECK(program >= 0 && !bind(program, (struct sockaddr *)&at, sizeof at) && !listen(program, FEW));
+	CHECK(program >= 0 && !setsockopt(program, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+	CHECK(!bind(program, (struct sockaddr *)&at, sizeof at) && !listen(program, FEW));
 	CHECK(!getsockname(program, (struct sockaddr *)&at, &length));
 	port = ntohs(at.sin_port);
 }
@@ -208,6 +211,47 @@ static void the_name_passes_to_another(void)
 	end_other(&other);
 }
 
+/* A TCP program and a listener by name follow a listener that had the TCP port itself. The TCP program is not taken for
+ * one that has spoken our protocol: it gets no request. */
+static void a_name_where_a_listener_was(void)
+{
+	struct rdma_cm_id *its, *two, *by_name = listener;
+	int program_before = program;
+	uint16_t before = port;
+	struct pollfd has_come;
+	struct other other;
+
+	listener = new_listener(channel, FEW, &port);
+	other = spawn(client);
+	tell(&other, 'q');
+	its = next_request();
+	answer(its);
+	say(other.fd, 'c');
+	CHECK(hear(other.fd) == 'E');
+	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+	end(&other, its);
+	CHECK(!rdma_destroy_id(listener));
+
+	tcp_program(port);
+	listener = listen_by_name(channel, INADDR_LOOPBACK);
+	its = first(&other);
+	two = let_in(&other, 'n', 'l');
+	CHECK(!rdma_destroy_id(listener));
+	tell(&other, 'q');
+	say(other.fd, 'c');
+	CHECK(hear(other.fd) == 'R');
+	has_come = (struct pollfd){.fd = program, .events = POLLIN};
+	CHECK(!poll(&has_come, 1, 0));
+	tell(&other, 'l');
+	end(&other, two);
+	end(&other, its);
+	end_other(&other);
+	close(program);
+	program = program_before;
+	listener = by_name;
+	port = before;
+}
+
 /* --- who asks for what is not his ------------------------------------------------------------------------ */
 
 static struct rn_cm_link_request forged;
@@ -305,7 +349,7 @@ static void server(int fd)
 	char what;
 
 	channel = events;
-	tcp_program();
+	tcp_program(0);
 	listener = listen_by_name(events, INADDR_LOOPBACK);
 	CHECK(write(fd, &port, sizeof port) == sizeof port);
 	while ((what = hear(fd)) == 'n') {
@@ -408,13 +452,14 @@ static void the_server_leaves_its_sockets_to_a_child(void)
 
 int main(void)
 {
-	tcp_program();
+	tcp_program(0);
 	channel = new_channel();
 	listener = listen_by_name(channel, INADDR_LOOPBACK);
 	RUN(the_second_has_no_socket);
 	RUN(the_name_of_all_addresses);
 	RUN(it_does_not_wait_in_the_names_queue);
 	RUN(the_name_passes_to_another);
+	RUN(a_name_where_a_listener_was);
 	RUN(requests_that_are_not_heard);
 	RUN(a_stopped_server_is_killed);
 	RUN(the_server_becomes_another_program);

@@ -303,6 +303,7 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 	if (fd >= 0) {
 		rn_fd_close(wire->source.fd);
 		wire->source.fd = fd;
+		wire->cookie = 0; /* it was the TCP listener's, which may be another program's */
 		wire->by_name = wire->is_ours = true;
 		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
 		connected(wire);
