@@ -252,6 +252,25 @@ static void a_name_where_a_listener_was(void)
 	port = before;
 }
 
+/* What is known of it is set again, and needs no other's place. */
+static void one_that_is_asked_in_vain_again_and_again(void)
+{
+	enum { OFTEN = 100, COOKIE = 1, PEER = 2 };
+	struct sockaddr_in other = address(1), name = address(2);
+	uint32_t mail_channel;
+	uint64_t cookie;
+
+	rn_cm_known_is_of((struct sockaddr *)&other, COOKIE, PEER);
+	for (int i = 0; i < OFTEN; i++) {
+		rn_cm_known_is_of((struct sockaddr *)&name, 0, PEER);
+		CHECK(rn_cm_known_peer((struct sockaddr *)&name, true, &cookie, &mail_channel) == PEER && !cookie);
+		rn_cm_known_is_of((struct sockaddr *)&name, 0, 0);
+		CHECK(!rn_cm_known_peer((struct sockaddr *)&name, true, &cookie, &mail_channel));
+	}
+	CHECK(rn_cm_known_peer((struct sockaddr *)&other, false, &cookie, &mail_channel) == PEER && cookie == COOKIE);
+	rn_cm_known_is_of((struct sockaddr *)&other, COOKIE, 0);
+}
+
 /* --- who asks for what is not his ------------------------------------------------------------------------ */
 
 static struct rn_cm_link_request forged;
@@ -460,6 +479,7 @@ int main(void)
 	RUN(it_does_not_wait_in_the_names_queue);
 	RUN(the_name_passes_to_another);
 	RUN(a_name_where_a_listener_was);
+	RUN(one_that_is_asked_in_vain_again_and_again);
 	RUN(requests_that_are_not_heard);
 	RUN(a_stopped_server_is_killed);
 	RUN(the_server_becomes_another_program);

@@ -143,8 +143,8 @@ struct rn_cm_id {
 	struct ibv_qp_init_attr *qp_attr;
 
 	/* a listener's */
-	struct rn_list listening; /* listeners.c: of those with a TCP port, by the number that the kernel gives them */
-	uint64_t cookie;
+	struct rn_list listening; /* listeners.c */
+	uint64_t cookie;          /* the number that the kernel gives bound_fd */
 	struct rn_source accepting;
 	struct rn_timer accept_retry; /* no descriptor left: try again later */
 	unsigned backlog, unread_requests;

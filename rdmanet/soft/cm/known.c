@@ -15,7 +15,7 @@
 enum { KNOWN = 16 };
 
 static struct known {
-	uint64_t cookie; /* 0: there is none, or it is there by name, in the process of this peer */
+	uint64_t cookie; /* 0: there is none, or it is there by name */
 	union ibv_gid gid;
 	__be16 port;
 	uint16_t peer; /* 0: not known */
@@ -36,14 +36,14 @@ static bool is_at(const struct known *one, const union ibv_gid *gid, __be16 port
 	return one->port == port && rn_gid_is_same(&one->gid, gid);
 }
 
-/* The listener that is there by name. */
+/* The listener that is, or was, there by name. */
 static struct known *find_by_name(const struct sockaddr *dst)
 {
 	union ibv_gid gid;
 
 	rn_gid_of(dst, &gid);
 	for (unsigned i = 0; i < KNOWN; i++)
-		if (!known[i].cookie && known[i].peer && is_at(&known[i], &gid, rn_cm_port(dst)))
+		if (!known[i].cookie && is_at(&known[i], &gid, rn_cm_port(dst)))
 			return &known[i];
 	return NULL;
 }
