@@ -237,11 +237,14 @@ def exported(memory: Any, what: str) -> Any:
     """A buffer: `memory`, or its bytes if NumPy exports its items as none: dates, and what ml_dtypes adds.
 
     :raises TypeError: it is none
+    :raises ValueError: it is none any more
     :raises BufferError: it is such an array, and not C-contiguous; the text begins with `what`
     """
     try:
         memoryview(memory)
     except ValueError:
+        if not hasattr(memory, "__array_interface__"):  # it was released, or closed
+            raise
         if not memory.flags.c_contiguous:
             raise BufferError(f"{what}: the memory is not C-contiguous") from None
         return bytes_of(memory)

@@ -1,6 +1,7 @@
 """Buffers as arguments and results: by reference over RDMA, in the message over the other transports and when small."""
 
 import asyncio
+import mmap
 from typing import Any
 
 import numpy
@@ -330,6 +331,19 @@ async def test_reading_a_buffer_whose_connection_is_lost(net: Net):
         await lent.read(0, 1)
     with pytest.raises(rpc.Error, match="UNAVAILABLE"):  # it was found just before
         await read_offer(link, remote, bytearray(1), 0)
+
+
+async def test_memory_that_was_released_before():
+    """Python's own words for it are told."""
+    view, mapped = memoryview(bytearray(4)), mmap.mmap(-1, 4)
+    view.release()
+    mapped.close()
+    async with rpc.Buffer(bytes(4)) as buffer:
+        for memory, says in ((view, "released memoryview"), (mapped, "mmap closed")):
+            with pytest.raises(ValueError, match=says):
+                rpc.Buffer(memory)
+            with pytest.raises(ValueError, match=says):
+                await buffer.read_into(memory)
 
 
 async def test_a_connection_that_is_lost_while_memory_is_lent(net: Net):
