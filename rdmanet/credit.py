@@ -1,4 +1,4 @@
-# cython: annotation_typing=False
+# cython: annotation_typing=False, auto_pickle=False
 """Flow control: credits, and the frames that carry them.
 
 Theory
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from rdmanet.base.bodies import Credit as Credit
     from rdmanet.base.bodies import Region as Region
     from rdmanet.base.bodies import Want as Want
-
-    _Bounds = tuple[tuple[int, int] | None, ...]
 
 VERSION: Final = 1
 """The version of this protocol: of everything that streams of two processes say to each other.
@@ -386,7 +384,9 @@ def _pack(*values: int | str) -> bytes:
     return b"".join(packed)
 
 
-def _unpack(kind: Any, bounds: _Bounds, body: bytes, tag: int | None = None) -> Any:
+def _unpack(
+    kind: Any, bounds: tuple[tuple[int, int] | None, ...], body: bytes, tag: int | None = None
+) -> Any:
     """Parse a body of this kind; a ProtocolError says what is wrong with it."""
     values = _values(body)
     begin = 0 if tag is None else 1

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The states of a connection, without I/O, clock or loop. What goes over the wire is in credit.py.
 
 The application's asyncio protocol is called by stream/callbacks.py and, for received bytes, by _pyx/sink.pxi.

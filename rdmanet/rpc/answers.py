@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """How a server sends the answer of a call: in one message, or with memory that the caller reads by reference.
 
 A result that is lent keeps its call until the caller has released it, or until the time for that is over. A result that

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """Coroutines that have begun before they become tasks, so that they always get to their ends.
 
 Theory

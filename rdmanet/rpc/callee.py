@@ -1,4 +1,4 @@
-# cython: nonecheck=True
+# cython: nonecheck=True, auto_pickle=False
 """The callee's side of one connection: from a Call to its answer.
 
 Theory

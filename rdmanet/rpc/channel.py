@@ -1,4 +1,4 @@
-# cython: nonecheck=True
+# cython: nonecheck=True, auto_pickle=False
 """The caller's side of one connection: from a call to its end.
 
 Theory

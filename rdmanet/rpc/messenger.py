@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """Messages of a connection, as they are written and as they come: compiled, since each call passes through it.
 
 Theory

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """A client's call: what goes with it, and what is kept until its answer has come."""
 
 from __future__ import annotations

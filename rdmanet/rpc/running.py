@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """A call that a server executes: its task, and what is kept for it until its caller has the answer."""
 
 from __future__ import annotations

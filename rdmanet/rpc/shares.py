@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """What the calls of a server take together, in number and bytes, and the share that each connection may always have.
 
 Theory

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """What each side counts of each method. No I/O, no clock.
 
 A client counts for all of its connections together, and a server for all of its clients. A call counts when it was

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """Senders that wait until a transport or the loop takes more: who goes next, and how many at a time.
 
 Theory

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The beginning of an established connection: when its protocol is made, and who speaks first.
 
 Theory

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The application's protocol: how its methods are called, and what becomes of the exceptions they raise.
 
 A connection calls its protocol from the event loop, where nobody awaits. So each method runs in the context that the

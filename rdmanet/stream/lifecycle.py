@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The life of one connection, from the attempt to connect until nothing of it is left.
 
 Theory

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The parts of one connection, what they may ask of its life, and the order in which they are taken apart.
 
 ``Lifecycle`` (lifecycle.py) has the parts, which do not know each other. What concerns several of them, and decides

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """What the parts of a connection report to its life, and which event of its states each report is.
 
 Theory

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The end of a connection: when it is disconnected, and when it gives everything back.
 
 Theory

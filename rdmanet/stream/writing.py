@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, nonecheck=True
+# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The sending half of a connection, as its application uses it: what may still be written, and who waits for it.
 
 The bytes themselves are in `Connection`, which says when it refuses a write. Why it did is known here. It also says
