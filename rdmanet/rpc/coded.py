@@ -1,4 +1,5 @@
 # cython: annotation_typing=False, nonecheck=True
+# Method is copied (method.py: fitted), by what Cython makes for pickle.
 """What each call has to know of its method: compiled, since each call asks for much of it."""
 
 from __future__ import annotations
