@@ -217,7 +217,7 @@ async def lent(link: Link, going: Outgoing | Gathered) -> AsyncIterator[Any]:
             if binding is not None and regions.take_back(binding, RETURN_S):
                 if going.returned:
                     binding.acknowledged()  # the peer's word for the number comes later
-                await _done(binding.over)
+                await until_done(binding.over)
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def _counted(link: Link) -> Iterator[None]:
         link.loans_left += 1
 
 
-async def _done(future: asyncio.Future[None]) -> None:
+async def until_done(future: asyncio.Future[Any]) -> None:
     """Wait for a future that is done soon. Cancelling this takes effect then."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():

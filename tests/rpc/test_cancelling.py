@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from net import Net, callee, channel, idle
+from net import Journal, Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import lending
 from rdmanet.rpc.fetching import Fetching
-from tests.support.waiting import loop_turns
+from rdmanet.rpc.link import LOANS_MOST
+from rdmanet.rpc.pool import Pool
+from tests.support.waiting import begin, loop_turns, until_seen
 
 CALLS_PER_ROUND = 50
 ROUNDS = [20, pytest.param(400, marks=pytest.mark.long)]
@@ -198,3 +200,36 @@ async def test_a_result_that_nobody_gets(net: Net, monkeypatch: pytest.MonkeyPat
         await task
     await idle(server)
     assert results[0]() is None
+
+
+class Keeper(rpc.Service):
+    def __init__(self) -> None:
+        self.journal = Journal()
+
+    @rpc.method(idempotent=True)
+    async def keep(self, data: rpc.Buffer) -> None:
+        self.journal("keeps")
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_call_of_two_servers_ends_when_both_have_let_go(net: Net):
+    """Of the memory that is lent to them, also if it is cancelled once more."""
+    services = Keeper(), Keeper()
+    where: Any = [net.address(await net.serve(service)) for service in services]
+    retry = rpc.Retry(hedge_seconds=0.001)
+    connecting = rpc.connect(Keeper, where, transport=net.transport, policy="spread", retry=retry)
+    async with connecting as client, rpc.Buffer(bytes(lending.LEND_BYTES)) as data:
+        caller: Pool = client._caller  # type: ignore[attr-defined]
+        await until_seen(lambda: all(slot.usable for slot in caller._slots))
+        links = [slot.channel.link for slot in caller._slots if slot.channel is not None]
+        (call,) = await begin(client.keep(data))
+        for service in services:
+            await service.journal.until("keeps")
+        assert [link.loans_left for link in links] == [LOANS_MOST - 1] * 2
+        for _ in range(2):
+            call.cancel()
+            await loop_turns(1)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert [link.loans_left for link in links] == [LOANS_MOST] * 2
