@@ -279,3 +279,65 @@ def test_any_bytes_are_read_or_refused(
 def test_deep_nesting_is_refused(credit: ModuleType) -> None:
     with pytest.raises(ProtocolError):
         credit.unpack_credit(b"\x91" * 100_000, 9)
+
+
+numbers = st.sampled_from(
+    [0, 2, 6, 127, 128, 255, 256, 512, 65535, 65536, 1 << 24, (1 << 32) - 1, 1 << 32, -1]
+)
+values = st.lists(numbers | st.text(max_size=40) | st.sampled_from([None, True, 1.0, b"x"]), max_size=7)
+
+
+def wide(value: object) -> bytes:
+    """A value in a longer form than msgspec's."""
+    if isinstance(value, str):
+        text = value.encode()
+        return b"\xda" + len(text).to_bytes(2, "big") + text
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return b"\xcf" + value.to_bytes(8, "big") if value >> 32 else b"\xce" + value.to_bytes(4, "big")
+    return msgspec.msgpack.encode(value)
+
+
+def agree(credit: ModuleType, body: bytes) -> None:
+    """As each kind of body, these bytes mean what msgspec says that they mean, or are refused in its words."""
+
+    def outcome(function: Any, *arguments: Any) -> tuple[Any, ...]:
+        try:
+            return tuple(function(*arguments))
+        except ProtocolError as error:
+            return type(error), str(error)
+
+    for kind, bounds, tag in (
+        (credit.Hello, credit._HELLO_BOUNDS, None),
+        (credit.Refusal, credit._REFUSAL_BOUNDS, None),
+        (credit.Abort, credit._ABORT_BOUNDS, 6),
+    ):
+        ours = outcome(credit._unpack, kind, bounds, body, tag)
+        assert ours == outcome(credit._bodies().unpack_fields, kind, bounds, body, tag)
+
+
+@given(values=values, are_wide=st.booleans(), more=st.binary(max_size=2))
+def test_what_is_unpacked_here_is_what_msgspec_would_have_unpacked(
+    credit: ModuleType, values: list[Any], are_wide: bool, more: bytes
+) -> None:
+    packed = [wide(value) if are_wide else msgspec.msgpack.encode(value) for value in values]
+    agree(credit, b"%c%b" % (0x90 | len(values), b"".join(packed)) + more)
+
+
+@pytest.mark.parametrize("pack", [msgspec.msgpack.encode, wide])
+@pytest.mark.parametrize("values", [[4096, 16, 8, 3, 1 << 31], [300, "busy", 65535], [6, 3, "a" * 33]])
+def test_each_wrong_bit_and_each_truncation_is_as_msgspec_has_it(
+    credit: ModuleType, values: list[Any], pack: Any
+) -> None:
+    right = b"%c%b" % (0x90 | len(values), b"".join(map(pack, values)))
+    for end in range(len(right) + 1):
+        agree(credit, right[:end])
+    for bit in range(8 * len(right)):
+        wrong = bytearray(right)
+        wrong[bit // 8] ^= 1 << bit % 8
+        agree(credit, bytes(wrong))
+
+
+def test_what_is_packed_here_is_what_msgspec_would_have_packed(credit: ModuleType) -> None:
+    for number in (0, 127, 128, 255, 256, 65535, 65536, (1 << 32) - 1):
+        for text in ("", "a" * 31, "a" * 32, "\N{SNOWMAN}" * 40):
+            assert credit._pack(6, number, text) == msgspec.msgpack.encode((6, number, text))
