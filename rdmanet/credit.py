@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, auto_pickle=False
+# cython: annotation_typing=False
 """Flow control: credits, and the frames that carry them.
 
 Theory

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, auto_pickle=False
+# cython: annotation_typing=False
 """Direct placement: bytes of the stream that are written where the reader wants them.
 
 Theory

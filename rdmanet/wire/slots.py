@@ -1,4 +1,4 @@
-# cython: annotation_typing=False, auto_pickle=False
+# cython: annotation_typing=False
 """Receive slots that grow and shrink: what a SEND may hold.
 
 Theory
