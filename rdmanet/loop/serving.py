@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import logging
 import os
@@ -477,8 +478,6 @@ def _why_tcp_alone(tcp: Any) -> str:
 
 
 def _has_filter(fd: int) -> bool:
-    import ctypes  # here, because clients load this module, too
-
     # The length is that of the filter, in instructions, and 0 asks for it; socket.getsockopt() cannot say that.
     length = ctypes.c_uint32(0)
     failed = ctypes.CDLL(None).getsockopt(fd, socket.SOL_SOCKET, _SO_GET_FILTER, None, ctypes.byref(length))

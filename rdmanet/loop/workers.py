@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import fcntl
 import logging
@@ -47,7 +48,6 @@ import socket
 import struct
 import termios
 import weakref
-from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -120,8 +120,8 @@ def reserve(address: str, takes_both: bool) -> socket.socket:
 
 
 def _attach_filter(sock: socket.socket) -> None:
-    code = array("B", _DROP_ALL)
-    program = struct.pack("HP", 1, code.buffer_info()[0])  # struct sock_fprog
+    code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    program = struct.pack("HP", 1, ctypes.addressof(code))  # struct sock_fprog
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 

@@ -58,13 +58,12 @@ async def abort(reader, writer):
 
 async def main():
     servers = [await rdmanet.start_rdma_stream_server(each, "127.0.0.1", 0) for each in (offer, abort, echo)]
-    servers.append(await asyncio.start_server(echo, "127.0.0.1", 0))
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     for server in servers:
         server.close()
         await server.wait_closed()
-rdmanet.run(main())
+asyncio.run(main())
 """
 
 ONE_ECHO = f"""
@@ -77,17 +76,6 @@ async def main():
     await close(writer)
 asyncio.run(main())
 print(*(name for name in asked.names if not name.startswith("rdmanet")))
-"""
-
-ONE_SWITCHED_ECHO = """
-import rdmanet
-async def main():
-    reader, writer = await asyncio.open_connection("127.0.0.1", BOTH)
-    assert writer.get_extra_info("fabric") == "rdma"
-    await say(reader, writer)
-    await close(writer)
-rdmanet.run(main())
-print(*{"ctypes", "datetime", "msgspec"} & {*sys.modules})
 """
 
 CLIENT = """
@@ -204,11 +192,11 @@ def words_of(code: str) -> list[str]:
 
 
 def words_of_client(code: str) -> list[str]:
-    """The same of a program that connects to servers in another one, by the ports OFFER, ABORT, ECHO and BOTH."""
+    """The same of a program that connects to servers in another one, by the ports OFFER, ABORT and ECHO."""
     with started(SERVER, stdin=subprocess.PIPE) as server:
         assert server.stdin is not None and server.stdout is not None
         ports = ", ".join(server.stdout.readline().split())
-        words = words_of(f"OFFER, ABORT, ECHO, BOTH = {ports}\n{code}")
+        words = words_of(f"OFFER, ABORT, ECHO = {ports}\n{code}")
         server.stdin.close()
         assert server.wait() == 0
     return words
@@ -216,10 +204,6 @@ def words_of_client(code: str) -> list[str]:
 
 def test_what_one_echo_imports_of_others() -> None:
     assert words_of_client(ONE_ECHO) == []
-
-
-def test_what_one_switched_echo_does_without() -> None:
-    assert words_of_client(ONE_SWITCHED_ECHO) == []
 
 
 def test_what_a_client_imports_after_its_first_connection() -> None:
