@@ -2223,7 +2223,7 @@ class CMID(Resource):
 
     @property
     def peer_by_name(self) -> bool:
-        """Whether the connection was asked for by the listener's name on this host (a Unix socket), not by TCP."""
+        """Whether the connection was asked for by the listener's name on this host, not by TCP."""
 
     def set_reuse_addr(self, reuse: bool = True) -> None:
         """Let a listener use a port that old connections still occupy."""

@@ -164,7 +164,7 @@ cdef class CMID(_OneThread):
 
     @property
     def peer_by_name(self):
-        """Whether the connection was asked for by the listener's name on this host (a Unix socket), not by TCP."""
+        """Whether the connection was asked for by the listener's name on this host, not by TCP."""
         self.usable()
         return self.library.peer_user(self.ptr)[1]
 

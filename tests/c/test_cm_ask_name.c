@@ -106,7 +106,7 @@ static struct rdma_cm_id *let_in(const struct other *other, char how, char by)
 	id = next_request();
 	CHECK((side_of(id) == RN_CM_ASKED) == (by == 'l'));
 	CHECK(!rdma_get_dst_port(id) && rdma_get_src_port(id) == htons(port));
-	CHECK(rdmanet_soft_cm_peer_user(id, &user) != RDMANET_SOFT_PEER_UNKNOWN && user == geteuid());
+	CHECK(rdmanet_soft_cm_peer_user(id, &user) == RDMANET_SOFT_PEER_BY_NAME && user == geteuid());
 	answer(id);
 	want_status(channel, RDMA_CM_EVENT_ESTABLISHED, 0);
 	CHECK(hear(other->fd) == by);

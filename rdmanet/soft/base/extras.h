@@ -69,7 +69,7 @@ int rdmanet_soft_cm_peer_is_gone(struct rdma_cm_id *id);
 enum {
 	RDMANET_SOFT_PEER_UNKNOWN, /* another host, or the kernel does not tell; the user is not set */
 	RDMANET_SOFT_PEER_BY_TCP,
-	RDMANET_SOFT_PEER_BY_NAME, /* by a Unix socket */
+	RDMANET_SOFT_PEER_BY_NAME, /* by a Unix socket, or in memory */
 };
 int rdmanet_soft_cm_peer_user(struct rdma_cm_id *id, uid_t *user);
 

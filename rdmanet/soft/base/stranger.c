@@ -248,12 +248,12 @@ union ibv_gid rn_stranger_by_tcp(int fd, const struct sockaddr *far)
 	return from;
 }
 
-union ibv_gid rn_stranger_by_link(int pid)
+union ibv_gid rn_stranger_by_link(int pid, bool of_name)
 {
 	union ibv_gid from = {.raw = {0}};
 	uid_t user = geteuid();
 
-	memcpy(from.raw, by_tcp, sizeof(by_tcp));
+	memcpy(from.raw, of_name ? by_name : by_tcp, sizeof(by_tcp));
 	memcpy(&from.raw[sizeof(by_tcp)], &user, sizeof(user));
 	memcpy(&from.raw[sizeof(by_tcp) + sizeof(user)], &pid, sizeof(pid));
 	return from;

@@ -61,13 +61,14 @@ union ibv_gid rn_stranger_user(int fd);
 /* The source of a TCP connection from this address: its user, if it comes from this host and the kernel tells. This asks
  * the kernel, so no lock is held. */
 union ibv_gid rn_stranger_by_tcp(int fd, const struct sockaddr *far);
-/* The source of what comes over a link from this process, which is our own user's: a source by TCP, of one process. */
-union ibv_gid rn_stranger_by_link(int pid);
+/* The source of what comes over a link from this process, which is our own user's, and asks for a listener that has a
+ * name, or a TCP port: as if it had come by that. */
+union ibv_gid rn_stranger_by_link(int pid, bool of_name);
 /* Whose is it, and by which way did it come? Also when it is no stranger any more. */
 enum rn_stranger_way {
 	RN_STRANGER_UNKNOWN, /* from another host, or the kernel does not tell */
 	RN_STRANGER_BY_TCP,
-	RN_STRANGER_BY_NAME, /* a Unix socket's */
+	RN_STRANGER_BY_NAME, /* the listener's, by a Unix socket or by a link */
 };
 enum rn_stranger_way rn_stranger_way(const union ibv_gid *from, uid_t *user);
 

@@ -76,7 +76,7 @@ static bool watch(struct rn_cm_wire *wire, const void *process, const struct rn_
 	wire->watched = true;
 	if (!rn_peer_is_linked(wire->death.peer) || rn_peer_process(wire->death.peer) != process)
 		return false;
-	wire->stranger.from = rn_stranger_by_link(wire->death.peer->pid);
+	wire->stranger.from = rn_stranger_by_link(wire->death.peer->pid, wire->by_name);
 	return true;
 }
 
