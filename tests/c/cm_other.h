@@ -7,6 +7,7 @@
 #define CM_OTHER_H
 
 #include "cm_harness.h"
+#include "cm/wire.h"
 #include "peer/peer.h"
 
 #include <signal.h>
@@ -87,6 +88,29 @@ static inline struct rdma_cm_id *connect_to(struct rdma_event_channel *events)
 static inline void await_link(struct rdma_cm_id *id)
 {
 	EVENTUALLY(rn_peer_is_met((uint16_t)(rn_cm_id(id)->terms.remote_qpn >> 8)));
+}
+
+/* By which way a connection was asked for, and which end this is. */
+static inline enum rn_cm_link_side side_of(struct rdma_cm_id *id)
+{
+	enum rn_cm_link_side side;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	side = rn_cm_id(id)->wire ? rn_cm_id(id)->wire->side : RN_CM_LINK_ASKS;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return side;
+}
+
+/* Connect to another process, which lets one in for the letter n. */
+static inline struct rdma_cm_id *reach(struct rdma_event_channel *events, const struct other *other)
+{
+	struct rdma_cm_id *id;
+
+	say(other->fd, 'n');
+	id = connect_to(events);
+	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
+	CHECK(hear(other->fd) == 'D');
+	return id;
 }
 
 /* Connect, until that stands. */

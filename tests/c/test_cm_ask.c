@@ -5,23 +5,12 @@
  */
 #include "cm_other.h"
 #include "namespace.h"
-#include "cm/wire.h"
 #include "peer/peer.h"
 
 #include <semaphore.h>
 #include <stdatomic.h>
 
 enum { FEW = 8 };
-
-static enum rn_cm_link_side side_of(struct rdma_cm_id *id)
-{
-	enum rn_cm_link_side side;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	side = rn_cm_id(id)->wire ? rn_cm_id(id)->wire->side : RN_CM_LINK_ASKS;
-	pthread_mutex_unlock(&rn_cm_lock);
-	return side;
-}
 
 static bool has_asked(struct rdma_cm_id *id)
 {
@@ -417,17 +406,6 @@ static void server(int fd)
 	CHECK(!rdma_destroy_id(at));
 	close_shared();
 	rdma_destroy_event_channel(events);
-}
-
-static struct rdma_cm_id *reach(struct rdma_event_channel *events, const struct other *other)
-{
-	struct rdma_cm_id *id;
-
-	say(other->fd, 'n');
-	id = connect_to(events);
-	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
-	CHECK(hear(other->fd) == 'D');
-	return id;
 }
 
 /* A server that was stopped, and killed, before it has answered. */

@@ -4,19 +4,8 @@
  * port.  So a linked process does not wait behind those who fill the queue of the name.
  */
 #include "cm_other.h"
-#include "cm/wire.h"
 
 enum { FEW = 8 };
-
-static enum rn_cm_link_side side_of(struct rdma_cm_id *id)
-{
-	enum rn_cm_link_side side;
-
-	pthread_mutex_lock(&rn_cm_lock);
-	side = rn_cm_id(id)->wire ? rn_cm_id(id)->wire->side : RN_CM_LINK_ASKS;
-	pthread_mutex_unlock(&rn_cm_lock);
-	return side;
-}
 
 /* --- the TCP program, which is this one, and the listener beside it ---------------------------------------- */
 
@@ -386,17 +375,6 @@ static void server(int fd)
 	if (what == 'f' && !fork())
 		hear(fd); /* until the test closes it */
 	_exit(0);
-}
-
-static struct rdma_cm_id *reach(struct rdma_event_channel *events, const struct other *other)
-{
-	struct rdma_cm_id *id;
-
-	say(other->fd, 'n');
-	id = connect_to(events);
-	want_status(events, RDMA_CM_EVENT_ESTABLISHED, 0);
-	CHECK(hear(other->fd) == 'D');
-	return id;
 }
 
 /* Before it has answered. Nobody has its name then. */
