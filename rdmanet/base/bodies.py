@@ -1,8 +1,9 @@
 """The bodies of Credits, which msgspec packs and unpacks; credit.py says what they mean, and has the smaller bodies.
 
 To import msgspec takes a tenth of the processor time of a program that connects, says something short and ends. Such a
-program needs none of this. So a server imports this module, and a client does with the first Credit that has a body:
-news of memory, which is wanted by a long read, or on offer, or grows.
+program needs none of this. A server imports this module when it begins to listen, a client with the first Credit that
+has a body: it tells of memory that a long read wants, or that is on offer. (What tells of a slot's size alone, the
+engine packs and reads itself: _pyx/ownring.pxi.)
 """
 
 # datetime before msgspec: msgspec imports it from C, and does not look whether that fails. If Ctrl-C interrupts it, the
