@@ -280,36 +280,6 @@ static void answers_to_datagrams_with_impossible_values(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* The passive side's program gives the connection up while our RTU is on its way: ours has ended. */
-static void a_rejection_that_crosses_our_last_word(void)
-{
-	struct rdma_event_channel *channel = new_channel();
-	struct rdma_conn_param param = plain;
-	struct stage stage = set_up();
-	struct rdma_cm_id *id = new_id(channel);
-	unsigned long before = rn_cm_wire_dropped();
-	struct rn_cm_header rtu;
-	struct rn_cm_req req;
-	int fd;
-
-	param.qp_num = 0x4000;
-	resolve(id, stage.port);
-	CHECK(!rdma_connect(id, &param));
-	CHECK((fd = accept4(stage.server, NULL, NULL, SOCK_CLOEXEC)) >= 0);
-	CHECK(recv(fd, &req, sizeof req, MSG_WAITALL) == sizeof req);
-	say_reply(fd, NULL);
-	want_status(channel, RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
-	CHECK(!rdma_establish(id));
-	CHECK(recv(fd, &rtu, sizeof rtu, MSG_WAITALL) == sizeof rtu && rtu.type == RN_CM_RTU);
-	say_reject(fd, 0);
-	want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
-	CHECK(rn_cm_wire_dropped() == before);
-	closed_by_peer(fd);
-	CHECK(!rdma_destroy_id(id));
-	clear_away(&stage);
-	rdma_destroy_event_channel(channel);
-}
-
 static unsigned accepted(void)
 {
 	unsigned count = 0;
@@ -389,6 +359,31 @@ static void hear_last(int fd, enum rn_cm_message type)
 
 	CHECK(recv(fd, &header, sizeof header, MSG_WAITALL) == sizeof header && header.type == type);
 	CHECK(!recv(fd, &header, 1, 0));
+}
+
+/* The passive side's program gives the connection up while our RTU is on its way, or our DREQ after it: ours has ended. */
+static void a_rejection_that_crosses_our_last_word(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct stage stage = set_up();
+	unsigned long before = rn_cm_wire_dropped();
+
+	for (int disconnects = 0; disconnects < 2; disconnects++) {
+		struct rdma_cm_id *id;
+		int fd = establish(&stage, channel, &id);
+
+		if (disconnects) {
+			CHECK(!rdma_disconnect(id));
+			hear_last(fd, RN_CM_DREQ);
+		}
+		say_reject(fd, 0);
+		want_status(channel, RDMA_CM_EVENT_DISCONNECTED, 0);
+		CHECK(rn_cm_wire_dropped() == before);
+		closed_by_peer(fd);
+		CHECK(!rdma_destroy_id(id));
+	}
+	clear_away(&stage);
+	rdma_destroy_event_channel(channel);
 }
 
 /* Who disconnects has nothing more to say, and waits for the answer; unless the program has destroyed the identifier, or

@@ -128,8 +128,6 @@ bool rn_cm_ask_on_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *
 	(void)header;
 	if (wire->side != RN_CM_ASKER)
 		return false;
-	if (wire->phase == RN_CM_WIRE_CLOSING)
-		return true; /* crossed our REJ */
 	if (wire->heard != 1u << RN_CM_ELSEWHERE)
 		return false;
 	rn_cm_ask_by_socket(wire);

@@ -210,7 +210,7 @@ static bool on_rej(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 		rn_cm_secret_refused(wire);
 	else if (wire->is_datagram)
 		rn_cm_wire_tell_failed(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason));
-	else if (wire->phase != RN_CM_WIRE_CLOSING)
+	else
 		rn_cm_wire_tell_refused(wire, RDMA_CM_EVENT_REJECTED, be16toh(rej->reason), rej->private_data,
 					rej->private_length, sizeof rej->private_data);
 	rn_cm_wire_finish(wire);
@@ -308,7 +308,10 @@ static bool is_sidr_rep(const struct rn_cm_header *header)
 
 #define IN(phase) (1u << RN_CM_WIRE_##phase)
 
-/* A bit for each phase. A message that comes in no phase of its row, or whose function says so, is out of turn. */
+/*
+ * A bit for each phase. A message that comes in no phase of its row, or whose function says so, is out of turn. Who is
+ * CLOSING hangs up and digests no more, so only words are heard there, which come by the link (link.c).
+ */
 static const struct row {
 	uint16_t phases; /* in which it is heard, by `hear` if there is more to do; */
 	uint16_t crosses; /* or ignored: it crossed our last words, or says what we know */
@@ -317,12 +320,12 @@ static const struct row {
 	bool (*hear)(struct rn_cm_wire *wire, const struct rn_cm_header *message);
 } rows[] = {
 	[RN_CM_REQ] = {.phases = IN(ACCEPTED) | IN(PROVEN), .is_possible = is_req, .hear = on_req},
-	[RN_CM_REP] = {.phases = IN(REQ_SENT), .crosses = IN(CLOSING), .is_possible = is_rep, .hear = on_rep},
+	[RN_CM_REP] = {.phases = IN(REQ_SENT), .is_possible = is_rep, .hear = on_rep},
 	[RN_CM_RTU] = {.phases = IN(REP_SENT),
-		       .crosses = IN(ESTABLISHED) | IN(DREQ_SENT) | IN(CLOSING), /* the first: forced by rdma_notify */
+		       .crosses = IN(ESTABLISHED) | IN(DREQ_SENT), /* the first: forced by rdma_notify */
 		       .hear = on_rtu},
 	[RN_CM_REJ] = {.phases = IN(HELLO_SENT) | IN(CHALLENGED) | IN(REQ_SENT) | IN(REP_RECEIVED) | IN(REQ_RECEIVED) |
-				 IN(REP_SENT) | IN(ESTABLISHED) | IN(DREQ_SENT) | IN(CLOSING),
+				 IN(REP_SENT) | IN(ESTABLISHED) | IN(DREQ_SENT),
 		       .of_datagrams = IN(HELLO_SENT) | IN(REQ_SENT),
 		       .is_possible = is_rej,
 		       .hear = on_rej},
@@ -335,10 +338,9 @@ static const struct row {
 				    .of_datagrams = IN(HELLO_SENT),
 				    .hear = rn_cm_secret_on_challenge},
 	[RN_CM_SECRET_PROOF] = {.phases = IN(CHALLENGED), .hear = rn_cm_secret_on_proof},
-	[RN_CM_MRA] = {.phases = IN(REQ_SENT) | IN(CLOSING), .of_datagrams = IN(REQ_SENT)},
-	[RN_CM_HANDOVER] = {.phases = IN(REP_RECEIVED) | IN(ESTABLISHED) | IN(DREQ_SENT) | IN(CLOSING),
-			    .hear = on_handover},
-	[RN_CM_ELSEWHERE] = {.phases = IN(REQ_SENT) | IN(CLOSING), .hear = rn_cm_ask_on_elsewhere},
+	[RN_CM_MRA] = {.phases = IN(REQ_SENT), .of_datagrams = IN(REQ_SENT)},
+	[RN_CM_HANDOVER] = {.phases = IN(REP_RECEIVED) | IN(ESTABLISHED) | IN(DREQ_SENT), .hear = on_handover},
+	[RN_CM_ELSEWHERE] = {.phases = IN(REQ_SENT), .hear = rn_cm_ask_on_elsewhere},
 	[RN_CM_MOVED] = {.phases = UINT16_MAX, .hear = on_moved},
 };
 
