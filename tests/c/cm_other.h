@@ -10,7 +10,9 @@
 #include "cm/wire.h"
 #include "peer/peer.h"
 
+#include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -159,6 +161,47 @@ static inline void end_other(struct other *other)
 {
 	say(other->fd, 'e');
 	join(other);
+}
+
+/* --- the engine is held up ----------------------------------------------------------------------------------- */
+
+struct hold {
+	struct rn_task task;
+	atomic_bool has_begun;
+	sem_t ends;
+};
+
+static inline void hold(struct rn_task *task)
+{
+	struct hold *this = RN_OWNER(task, struct hold, task);
+
+	atomic_store(&this->has_begun, true);
+	while (sem_wait(&this->ends))
+		; /* EINTR */
+}
+
+/* As soon as the engine has done what it was given before, it does nothing until let_engine_go(). */
+static inline void hold_engine_then(struct hold *held)
+{
+	*held = (struct hold){.task.run = hold};
+	CHECK(!sem_init(&held->ends, 0, 0));
+	rn_task_post(&held->task);
+}
+
+static inline void await_hold(struct hold *held)
+{
+	EVENTUALLY(atomic_load(&held->has_begun));
+}
+
+static inline void hold_engine(struct hold *held)
+{
+	hold_engine_then(held);
+	await_hold(held);
+}
+
+static inline void let_engine_go(struct hold *held)
+{
+	CHECK(!sem_post(&held->ends));
 }
 
 /* --- who is asked ------------------------------------------------------------------------------------------ */

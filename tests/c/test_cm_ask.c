@@ -7,8 +7,6 @@
 #include "namespace.h"
 #include "peer/peer.h"
 
-#include <semaphore.h>
-#include <stdatomic.h>
 
 enum { FEW = 8 };
 
@@ -438,39 +436,10 @@ static void a_server_is_killed(void)
 	port = before;
 }
 
-/* The engine does nothing else meanwhile. */
-static struct {
-	struct rn_task task;
-	atomic_bool has_begun;
-	sem_t ends;
-} held;
-
-static void hold(struct rn_task *task)
-{
-	(void)task;
-	atomic_store(&held.has_begun, true);
-	while (sem_wait(&held.ends))
-		; /* EINTR */
-}
-
-/* What it was given before is done. */
-static void hold_engine(void)
-{
-	held.task.run = hold;
-	atomic_store(&held.has_begun, false);
-	CHECK(!sem_init(&held.ends, 0, 0));
-	rn_task_post(&held.task);
-	EVENTUALLY(atomic_load(&held.has_begun));
-}
-
-static void let_engine_go(void)
-{
-	CHECK(!sem_post(&held.ends));
-}
-
 /* Before we hear of its end, another program listens there: here, our own. That one is asked. */
 static void a_server_is_replaced(void)
 {
+	struct hold held;
 	struct rdma_event_channel *events = new_channel();
 	uint16_t before = port;
 	struct other other = spawn(server);
@@ -485,12 +454,12 @@ static void a_server_is_replaced(void)
 	kill(other.pid, SIGSTOP);
 	asks = connect_to(events);
 	EVENTUALLY(side_of(asks) == RN_CM_ASKER); /* by the engine, if it is awake */
-	hold_engine();
+	hold_engine(&held);
 	kill(other.pid, SIGKILL);
 	CHECK(waitpid(other.pid, NULL, 0) == other.pid);
 	CHECK(!rdma_bind_addr(anew, (struct sockaddr *)&at));
 	CHECK(!rdma_listen(anew, FEW));
-	let_engine_go();
+	let_engine_go(&held);
 	event = want(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	its = event->id;
 	rdma_ack_cm_event(event);
@@ -510,6 +479,7 @@ static void a_server_is_replaced(void)
 /* A listener ends when our connection by TCP has just come to it, before we know that it has: the kernel resets it. */
 static void a_listener_ends(void)
 {
+	struct hold held;
 	struct rdma_event_channel *events = new_channel();
 	struct rdma_conn_param param = with_data("who asks");
 	int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), name, first_come;
@@ -526,12 +496,12 @@ static void a_listener_ends(void)
 	make_qp(id);
 	CHECK(!rdma_connect(id, &param));
 	EVENTUALLY(is_on_its_way(id));
-	hold_engine();
+	hold_engine(&held);
 	CHECK(rn_cm_id(id)->wire->phase == RN_CM_WIRE_CONNECTING);
 	close(accept(server, NULL, NULL));
 	CHECK(poll(&has_come, 1, LIMIT_MS) == 1);
 	close(server);
-	let_engine_go();
+	let_engine_go(&held);
 	want_status(events, RDMA_CM_EVENT_REJECTED, RN_REJ_INVALID_SERVICE_ID);
 	rn_task_cancel(&held.task);
 	destroy(id);

@@ -49,11 +49,15 @@ static uint16_t port_to_ask(struct rn_cm_wire *wire)
 	return port && rn_peer_is_met(port) ? port : 0;
 }
 
-/* If the listener is there by name: may its process speak for the address? */
+/* If the listener is there by name: may its process speak for the address? The answer is about a number of a process.
+ * Another one has that number only if ours has ended, so this is asked last. */
 static bool is_believed(const struct rn_cm_wire *wire)
 {
-	return wire->cookie || !rn_peer_process(wire->death.peer) ||
-	       rn_cm_name_is_believed_of(wire->death.peer->pid, (const struct sockaddr *)&wire->dst);
+	struct rn_peer *peer = wire->death.peer;
+
+	return wire->cookie || !rn_peer_process(peer) ||
+	       (rn_cm_name_is_believed_of(peer->pid, (const struct sockaddr *)&wire->dst) &&
+		(!rn_guarded(RN_GUARD_NAME_LIFE) || rn_peer_lives(peer)));
 }
 
 /* The request that waits in the output. False: it cannot be sent by the link. */

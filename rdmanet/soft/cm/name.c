@@ -160,8 +160,7 @@ static bool read_owner(int fd, struct ucred *owner)
 }
 
 /* It is confined, and has the listener at dst, or is not; dst may be NULL. And it is the process of which that was told:
- * so this is asked last. fd: -1 for a process that is linked: what is written for it lies in our arena, where no other
- * process reads it. */
+ * so this is asked last. fd: -1 for a process that is linked: of that one ask.c asks it. */
 static bool may_speak(int fd, const struct ucred *owner, bool is_confined, const struct sockaddr *dst)
 {
 	return (!is_confined || (dst && rn_has_tcp_listener(owner, dst))) &&

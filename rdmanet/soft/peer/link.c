@@ -7,6 +7,7 @@
 #include "base/rights.h"
 #include "peer/peers.h"
 
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -357,6 +358,23 @@ bool rn_peer_is_linked(struct rn_peer *peer)
 const void *rn_peer_process(struct rn_peer *peer)
 {
 	return atomic_load(&peer->state) == RN_PEER_SELF ? NULL : PEER(peer)->process;
+}
+
+bool rn_peer_lives(struct rn_peer *peer)
+{
+	struct pollfd ended = {.fd = -1, .events = POLLIN};
+	const struct process *process;
+	bool lives;
+
+	if (atomic_load(&peer->state) == RN_PEER_SELF)
+		return true;
+	pthread_mutex_lock(&rn_peers.lock);
+	process = PEER(peer)->process;
+	if (process && !process->dead)
+		ended.fd = process->pidfd.fd;
+	lives = ended.fd >= 0 && !poll(&ended, 1, 0);
+	pthread_mutex_unlock(&rn_peers.lock);
+	return lives;
 }
 
 bool rn_peer_takes_more(struct rn_peer *peer)

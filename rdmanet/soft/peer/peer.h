@@ -170,6 +170,8 @@ bool rn_peers_have_mail(void);  /* has another process said something in memory 
 void rn_peers_hear_mail(void);  /* hear it: on the engine, or a thread that stands in for it */
 /* To a process that is being heard: by the link over which it speaks. On the engine. */
 void rn_peer_answer_connection(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
+/* Does its process live at this moment, whatever the engine has heard? False, too, where the kernel has no pidfd. */
+bool rn_peer_lives(struct rn_peer *);
 /* Has the process taken all that was sent over the link? If not, it does not run, or is busy. */
 bool rn_peer_takes_more(struct rn_peer *);
 /* The process of a peer that is, or was, linked; to compare with the sender of a message. NULL: this process. */
