@@ -86,21 +86,30 @@ static void expect_no_listener(struct sockaddr_storage at)
 	CHECK(!rn_proc_tcp_listener((struct sockaddr *)&at, &found, &where));
 }
 
+static enum rn_port_holder holder(struct sockaddr_storage at, bool v6_only)
+{
+	return rn_tcp_port_holder((struct sockaddr *)&at, v6_only);
+}
+
 static void a_listener_has_a_user(uid_t user)
 {
 	int fd = socket_of(user, v4(INADDR_LOOPBACK, 0), false);
 	uint16_t port = port_of(fd);
 
 	expect_no_listener(v4(INADDR_LOOPBACK, port));
-	CHECK(rn_tcp_port_holder(port) == RN_PORT_NOBODYS);
+	CHECK(holder(v4(INADDR_LOOPBACK, port), false) == RN_PORT_NOBODYS);
 	CHECK(!listen(fd, 8));
 	expect_listener(v4(INADDR_LOOPBACK, port), user ? user : geteuid());
 	expect_no_listener(v4(INADDR_LOOPBACK + 1, port));
 	expect_no_listener(v4(INADDR_LOOPBACK, port ^ 1));
-	CHECK(rn_tcp_port_holder(port) == (user ? RN_PORT_OTHERS : RN_PORT_OURS));
+	CHECK(holder(v4(INADDR_LOOPBACK, port), false) == (user ? RN_PORT_OTHERS : RN_PORT_OURS));
+	CHECK(holder(v4(INADDR_ANY, port), false) == (user ? RN_PORT_OTHERS : RN_PORT_OURS));
+	CHECK(holder(v6(in6addr_any, port), false) == (user ? RN_PORT_OTHERS : RN_PORT_OURS)); /* both families' */
+	CHECK(holder(v6(in6addr_any, port), true) == RN_PORT_NOBODYS);
+	CHECK(holder(v4(INADDR_LOOPBACK + 1, port), false) == RN_PORT_NOBODYS);
 	close(fd);
 	expect_no_listener(v4(INADDR_LOOPBACK, port));
-	CHECK(rn_tcp_port_holder(port) == RN_PORT_NOBODYS);
+	CHECK(holder(v4(INADDR_LOOPBACK, port), false) == RN_PORT_NOBODYS);
 }
 
 /* The kernel gives a connection to the listener of its very address, and to a wildcard's else. */
@@ -115,7 +124,9 @@ static void the_specific_goes_first(uid_t user)
 	here = socket_of(0, v6(in6addr_loopback, port), true);
 	if (here >= 0) {
 		expect_listener(v6(in6addr_loopback, port), geteuid());
-		CHECK(rn_tcp_port_holder(port) == RN_PORT_OURS); /* among others */
+		CHECK(holder(v6(in6addr_any, port), false) == RN_PORT_OURS); /* among others */
+		CHECK(holder(v6(in6addr_any, port), true) == RN_PORT_OURS);
+		CHECK(holder(v4(INADDR_LOOPBACK, port), false) == (user ? RN_PORT_OTHERS : RN_PORT_OURS));
 		close(here);
 	}
 	close(anywhere);

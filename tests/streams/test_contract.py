@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import contextlib
 import ctypes
 import errno
 import inspect
@@ -229,11 +230,28 @@ async def test_an_address_of_another_host(net: Net):
     assert caught.value.errno == errno.EADDRNOTAVAIL
 
 
+def leave_connections(port: int) -> None:
+    """Of IPv4, as a server's that has just ended."""
+    with (
+        socket.create_server(("127.0.0.1", port)) as server,
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
+        server.accept()[0].close()
+        assert not client.recv(1)
+
+
 @pytest.mark.embedded_only("a device of the kernel has a port space of its own")
-async def test_all_addresses_or_none(net: Net):
-    """If one of them is taken, the error says which and why, and 0.0.0.0 is free again."""
+@pytest.mark.parametrize("beside", ["nothing", "old connections", "a TCP program"])
+async def test_all_addresses_or_none(net: Net, beside: str):
+    """If one of them is taken, the error says which and why, and 0.0.0.0 is free again. Who listens at addresses of IPv4
+    alone has not taken those of IPv6."""
     port = free_port()
-    with socket.socket(socket.AF_INET6) as held:
+    if beside == "old connections":
+        leave_connections(port)
+    with contextlib.ExitStack() as stack:
+        if beside == "a TCP program":
+            stack.enter_context(socket.create_server(("0.0.0.0", port)))
+        held = stack.enter_context(socket.socket(socket.AF_INET6))
         held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         held.bind(("::", port))
         with pytest.raises(OSError, match=rf"\[::\]:{port}.*start the TCP server first") as caught:

@@ -175,21 +175,6 @@ bool rn_tcp_peer_user(int fd, uid_t *user)
 	return true;
 }
 
-struct heard {
-	uid_t self;
-	enum rn_port_holder holder;
-};
-
-static void take_listener(const struct nlmsghdr *header, void *closure)
-{
-	const struct inet_diag_msg *found = NLMSG_DATA(header);
-	struct heard *heard = closure;
-
-	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || heard->holder == RN_PORT_OURS)
-		return;
-	heard->holder = !found->idiag_uid || found->idiag_uid == heard->self ? RN_PORT_OURS : RN_PORT_OTHERS;
-}
-
 /* The bytecode: source port >= port, else refused; source port <= port, else refused. */
 static bool hear_sockets(uint8_t family, uint16_t port, uint32_t states,
 			 void (*take)(const struct nlmsghdr *, void *), void *closure)
@@ -264,16 +249,6 @@ bool rn_tcp_is_told(void)
 	return tells_of_tcp() || rn_proc_tells_of_tcp();
 }
 
-enum rn_port_holder rn_tcp_port_holder(uint16_t port)
-{
-	struct heard heard = {.self = geteuid(), .holder = RN_PORT_NOBODYS};
-
-	if (!hear_sockets(AF_INET, port, 1 << TCP_LISTEN, take_listener, &heard))
-		return RN_PORT_UNKNOWN;
-	hear_sockets(AF_INET6, port, 1 << TCP_LISTEN, take_listener, &heard); /* a host may be without */
-	return heard.holder;
-}
-
 enum { BOUND_INACTIVE = 13 }; /* a state, since Linux 6.8: older headers don't have it */
 
 struct bound {
@@ -305,12 +280,18 @@ bool rn_tcp_bound_user(uint16_t port, uid_t *user)
 	return bound.count && !bound.differs;
 }
 
-struct using {
+/* What a program would bind. */
+struct wanted {
 	const struct sockaddr *address;
 	bool v6_only;
 	uid_t self;
-	struct rn_port_use *use;
 };
+
+static __be16 port_of(const struct sockaddr *address)
+{
+	return address->sa_family == AF_INET ? ((const struct sockaddr_in *)address)->sin_port
+					     : ((const struct sockaddr_in6 *)address)->sin6_port;
+}
 
 /* Does the socket take connections of IPv6 alone? Only of a listener, or one that is only bound, the kernel says so. */
 static bool is_v6_only(const struct nlmsghdr *header, const struct inet_diag_msg *found)
@@ -338,9 +319,9 @@ static bool in_both(uint8_t family, const void *address, struct in6_addr *mapped
 	return family == AF_INET ? mapped->s6_addr32[3] : !IN6_IS_ADDR_UNSPECIFIED(mapped);
 }
 
-static bool overlaps(const struct using *using, const struct nlmsghdr *header, const struct inet_diag_msg *found)
+static bool overlaps(const struct wanted *wanted, const struct nlmsghdr *header, const struct inet_diag_msg *found)
 {
-	const struct sockaddr *address = using->address;
+	const struct sockaddr *address = wanted->address;
 	const void *at = address->sa_family == AF_INET ? (const void *)&((const struct sockaddr_in *)address)->sin_addr
 						       : (const void *)&((const struct sockaddr_in6 *)address)->sin6_addr;
 	struct in6_addr ours, its;
@@ -352,31 +333,60 @@ static bool overlaps(const struct using *using, const struct nlmsghdr *header, c
 		return !memcmp(&ours, &its, sizeof(ours));
 	if (ours_is_v4 == its_is_v4)
 		return true; /* a wildcard of the same family */
-	return ours_is_v4 ? !its_is_one && !is_v6_only(header, found) : !ours_is_one && !using->v6_only;
+	return ours_is_v4 ? !its_is_one && !is_v6_only(header, found) : !ours_is_one && !wanted->v6_only;
 }
+
+struct heard {
+	struct wanted wanted;
+	enum rn_port_holder holder;
+};
+
+static void take_listener(const struct nlmsghdr *header, void *closure)
+{
+	const struct inet_diag_msg *found = NLMSG_DATA(header);
+	struct heard *heard = closure;
+
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || heard->holder == RN_PORT_OURS ||
+	    !overlaps(&heard->wanted, header, found))
+		return;
+	heard->holder = !found->idiag_uid || found->idiag_uid == heard->wanted.self ? RN_PORT_OURS : RN_PORT_OTHERS;
+}
+
+enum rn_port_holder rn_tcp_port_holder(const struct sockaddr *address, bool v6_only)
+{
+	struct heard heard = {.wanted = {address, v6_only, geteuid()}, .holder = RN_PORT_NOBODYS};
+	uint16_t port = ntohs(port_of(address));
+
+	if (!hear_sockets(AF_INET, port, 1 << TCP_LISTEN, take_listener, &heard))
+		return RN_PORT_UNKNOWN;
+	hear_sockets(AF_INET6, port, 1 << TCP_LISTEN, take_listener, &heard); /* a host may be without */
+	return heard.holder;
+}
+
+struct using {
+	struct wanted wanted;
+	struct rn_port_use *use;
+};
 
 static void take_use(const struct nlmsghdr *header, void *closure)
 {
 	const struct inet_diag_msg *found = NLMSG_DATA(header);
 	const struct using *using = closure;
-	__be16 port = using->address->sa_family == AF_INET ? ((const struct sockaddr_in *)using->address)->sin_port
-							   : ((const struct sockaddr_in6 *)using->address)->sin6_port;
 
-	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || found->id.idiag_sport != port ||
-	    found->idiag_state == TCP_LISTEN || !overlaps(using, header, found))
+	if (header->nlmsg_len < NLMSG_LENGTH(sizeof(*found)) || found->id.idiag_sport != port_of(using->wanted.address) ||
+	    found->idiag_state == TCP_LISTEN || !overlaps(&using->wanted, header, found))
 		return;
 	if (found->idiag_state == TCP_CLOSE || found->idiag_state == BOUND_INACTIVE) /* told as the former */
 		using->use->is_held = true;
 	else
 		using->use->has_connections = true;
-	using->use->is_held |= found->idiag_inode && found->idiag_uid != using->self;
+	using->use->is_held |= found->idiag_inode && found->idiag_uid != using->wanted.self;
 }
 
 bool rn_tcp_port_use(const struct sockaddr *address, bool v6_only, struct rn_port_use *use)
 {
-	struct using using = {.address = address, .v6_only = v6_only, .self = geteuid(), .use = use};
-	uint16_t port = ntohs(address->sa_family == AF_INET ? ((const struct sockaddr_in *)address)->sin_port
-							    : ((const struct sockaddr_in6 *)address)->sin6_port);
+	struct using using = {.wanted = {address, v6_only, geteuid()}, .use = use};
+	uint16_t port = ntohs(port_of(address));
 
 	*use = (struct rn_port_use){0};
 	if (!hear_sockets(AF_INET, port, ~0u, take_use, &using))

@@ -46,14 +46,15 @@ bool rn_tcp_port_use(const struct sockaddr *address, bool v6_only, struct rn_por
 /* The user at the other end of this connection. False: it is on another host, or the kernel doesn't tell. */
 bool rn_tcp_peer_user(int fd, uid_t *user);
 
-/* Who listens on this port, on any address: if several do, ours count; so do root's, which may do anything. */
+/* Who listens on this port at an address that a listener of ours there would overlap: if several do, ours count; so do
+ * root's, which may do anything. */
 enum rn_port_holder {
 	RN_PORT_NOBODYS, /* no listener's: it may still be bound, or held by old connections */
 	RN_PORT_OURS,
 	RN_PORT_OTHERS,
 	RN_PORT_UNKNOWN, /* the kernel doesn't tell */
 };
-enum rn_port_holder rn_tcp_port_holder(uint16_t port);
+enum rn_port_holder rn_tcp_port_holder(const struct sockaddr *address, bool v6_only);
 
 /* The user who has this abstract name, given without its first byte, for a stream socket that is bound or listens.
  * False: nobody has it, or the kernel doesn't tell. */

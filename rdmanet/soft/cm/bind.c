@@ -157,7 +157,7 @@ static int bound_socket(const struct rn_cm_id *id, struct sockaddr_storage *loca
 /* The TCP port is taken. A program that listens on both expects RDMA's port to be free. 0 or errno. */
 static int bind_by_name(const struct rn_cm_id *id, const struct sockaddr *address, struct binding *binding)
 {
-	enum rn_port_holder holder = rn_tcp_port_holder(be16toh(rn_cm_port(address)));
+	enum rn_port_holder holder = rn_tcp_port_holder(address, id->af_only);
 	int error;
 
 	if (rn_guarded(RN_GUARD_NAME_OWNER) && holder != RN_PORT_OURS && holder != RN_PORT_UNKNOWN)
