@@ -115,7 +115,7 @@ ROOMS = [
     [{"streams"}],
     [RPC_GROUND],
     [{"rpc.turns", "rpc.long_writes", "rpc.long_bodies", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
-    [{"rpc.peers"}, {"rpc.messenger"}],
+    [{"rpc.peers"}, {"rpc.messenger"}, {"rpc.in_memory"}],
     [{"rpc.context"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
     [{"rpc.failures"}],
     [
@@ -136,7 +136,7 @@ ROOMS = [
         {"rpc.dynamic_client"},
     ],
     [{"rpc.client"}, {"rpc.server"}],
-    [{"rpc.blocking"}],
+    [{"rpc.blocking"}, {"rpc.testing"}],
     [{"rpc"}],
     [{"loop"}],
     # the package itself, and modules of it: the public names

@@ -26,7 +26,9 @@ From the top; a module imports only what stands below it:
     fetching                what a client gets for a result
     lending, streaming      buffers by reference;  streams of items
     keepalive, around       whether the other program answers;  interceptors
-    link, endpoints         one connection as messages;  the three transports
+    testing                 a clock and faults, for tests of programs
+    link, endpoints         one connection as messages;  the transports
+    in_memory               a transport within one loop, for tests
     peers                   who is at the other end
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format

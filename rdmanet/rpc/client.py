@@ -78,7 +78,7 @@ def connect(
     :param service: the class, as the server has it or another version of it
     :param host: the server's host; with ``transport="unix"`` the path of its socket. Or a list of several servers, as
         ``[(host, port), ...]``, or of paths. Or a `Resolver`, if these change; then `retry` is ``Retry()`` by default
-    :param transport: "rdma", "tcp" or "unix"
+    :param transport: "rdma", "tcp" or "unix"; for tests "memory": servers of this loop, by names (docs/testing.md)
     :param timeout: how long a call may take, in seconds; see `options`. None: no limit but the caller's own deadline
     :param wait: whether calls beyond ``Limits.calls`` of either side wait, in their order, until others have ended or
         their time is over. Else they fail with RESOURCE_EXHAUSTED

@@ -1,4 +1,4 @@
-"""The three transports, behind one pair of functions: how a client connects, and how a server listens."""
+"""The transports, behind one pair of functions: how a client connects, and how a server listens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rdmanet.errors import shown
+from rdmanet.rpc import in_memory
 from rdmanet.rpc.peers import Peer
 from rdmanet.stream.admission import source_of
 from rdmanet.transport import create_rdma_connection, start_rdma_server
@@ -19,11 +20,14 @@ async def connect(
 ) -> None:
     """Make a connection whose protocol the factory gives.
 
-    :param transport: "rdma", "tcp" or "unix"; for the last, `host` is a path
+    :param transport: "rdma", "tcp", "unix" or "memory"; for the last two, `host` is a path or a name
     """
     loop = asyncio.get_running_loop()
     check("connect", transport, port)
-    if transport == "rdma":
+    if transport == "memory":
+        _no_options("connect", options)
+        await in_memory.connect(factory, host)
+    elif transport == "rdma":
         await create_rdma_connection(factory, host, port, **options)
     elif transport == "tcp":
         assert port is not None
@@ -38,6 +42,9 @@ async def listen(
     """Listen for connections whose protocols the factory gives."""
     loop = asyncio.get_running_loop()
     check("serve", transport, port)
+    if transport == "memory":
+        _no_options("serve", options)
+        return await in_memory.listen(factory, host)
     if transport == "rdma":
         return await start_rdma_server(factory, host, port, **options)
     if transport == "tcp":
@@ -47,11 +54,19 @@ async def listen(
 
 def check(call: str, transport: str, port: int | None) -> None:
     """Raise ValueError if there is no such transport, or if it wants another kind of address."""
-    if transport not in ("rdma", "tcp", "unix"):
-        raise ValueError(f'rpc.{call}: transport={shown(transport)} is not "rdma", "tcp" or "unix"')
-    if (port is None) != (transport == "unix"):
-        wants = "a path, and no port" if transport == "unix" else "a host and a port"
+    if transport not in ("rdma", "tcp", "unix", "memory"):
+        raise ValueError(f'rpc.{call}: transport={shown(transport)} is not "rdma", "tcp", "unix" or "memory"')
+    if (port is None) != (transport in _WANTS):
+        wants = _WANTS.get(transport, "a host and a port")
         raise ValueError(f"rpc.{call}: transport={shown(transport)} wants {wants}")
+
+
+_WANTS = {"unix": "a path, and no port", "memory": "a name, and no port"}
+
+
+def _no_options(call: str, options: dict[str, Any]) -> None:
+    for name in options:
+        raise TypeError(f'rpc.{call}: transport="memory" has no option {shown(name)}')
 
 
 def source(peer: Peer) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime  # noqa: F401  before msgspec, see credit.py
+import os
 import socket
 import struct
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ class Peer(msgspec.Struct, frozen=True):
     """Who calls. Its text is that of the address.
 
     :ivar address: as ``get_extra_info("peername")`` of asyncio: of a Unix socket mostly an empty text
-    :ivar transport: "rdma", "tcp" or "unix"
+    :ivar transport: "rdma", "tcp", "unix" or "memory"; for the last, user, group and process are our own
     :ivar certificate: that which it has shown by TLS, and the server's context has verified, as
         ``ssl.SSLSocket.getpeercert()``: with its "subject", its "subjectAltName", and the "issuer" who has signed it.
         None: there is none, or it is not asked for (``ssl.CERT_REQUIRED``)
@@ -51,8 +52,10 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     asked = transport.get_extra_info
     process = group = None
     user, sock = asked("rdma_peer_user"), asked("socket")
-    if asked("fabric") == "rdma":
-        kind = "rdma"
+    if (kind := asked("fabric")) == "memory":
+        process, user, group = os.getpid(), os.getuid(), os.getgid()
+    elif kind == "rdma":
+        pass
     elif sock is not None and sock.family == socket.AF_UNIX:
         kind = "unix"
         known = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

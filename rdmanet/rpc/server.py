@@ -52,7 +52,7 @@ async def serve(
         the class, and gets UNIMPLEMENTED if there is none
     :param host: as for ``start_rdma_server`` or asyncio's ``create_server``; with ``transport="unix"`` a path
     :param port: 0 for a free port, which ``server.sockets`` tells
-    :param transport: "rdma", "tcp" or "unix"
+    :param transport: "rdma", "tcp" or "unix"; for tests "memory": servers of this loop, by names (docs/testing.md)
     :param limits: what clients may make this server do
     :param send_tracebacks: whether callers get the traceback of an INTERNAL error, as ``Error.traceback``. It may
         contain secrets

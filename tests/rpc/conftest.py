@@ -41,7 +41,16 @@ def pytest_asyncio_loop_factories(config, item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """On a device of the kernel, run what uses it: TCP's and Unix's sockets are the same there."""
+    """On a device of the kernel, run what uses it: TCP's and Unix's sockets are the same there.
+
+    Connections in memory are tested on asyncio's loop only: of a loop they need no more than call_soon().
+    """
+
+    def is_twice(item):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        return params.get("transport") == "memory" and "uvloop-" in item.callspec.id
+
+    items[:] = [item for item in items if not is_twice(item)]
     if config.getoption("--device") == "embedded":
         return
 
@@ -59,7 +68,7 @@ def pytest_runtest_call(item):
         item.obj = limited(item.obj, LONG_LIMIT_S if item.get_closest_marker("long") else LIMIT_S)
 
 
-@pytest.fixture(params=["rdma", "tcp", "unix"])
+@pytest.fixture(params=["rdma", "tcp", "unix", "memory"])
 def transport(request) -> str:
     return request.param
 

@@ -30,15 +30,21 @@ class Net:
         self._stack = contextlib.AsyncExitStack()
         self._servers: list[rpc.Server] = []
 
+    @property
+    def is_by_name(self) -> bool:
+        """Whether an address is a text: a path, or a name."""
+        return self.transport in ("unix", "memory")
+
     async def serve(self, service: rpc.Service, **options: Any) -> rpc.Server:
-        where = (str(self._folder / f"s{len(self._servers)}"),) if self.transport == "unix" else (HOST, 0)
+        name = str(self._folder / f"s{len(self._servers)}")
+        where = (name,) if self.is_by_name else (HOST, 0)
         server = await rpc.serve(service, *where, transport=self.transport, **options)
         self._servers.append(server)
         return await self._stack.enter_async_context(server)
 
     def address(self, server: rpc.Server) -> tuple[Any, ...]:
         name = server.sockets[0].getsockname()
-        return (name,) if self.transport == "unix" else name[:2]
+        return (name,) if self.is_by_name else name[:2]
 
     def connecting(self, service: type[S], server: rpc.Server, **options: Any) -> Any:
         """The context manager that connects."""

@@ -257,7 +257,7 @@ async def test_rolling_restarts_lose_no_call(net: Net, restarts: int):
     made = 0
     wrong: list[Any] = []
     retry = rpc.Retry(first_seconds=0.001, most_seconds=0.01, attempts=None)
-    where: Any = [each[0] if net.transport == "unix" else each for each in addresses]
+    where: Any = [each[0] if net.is_by_name else each for each in addresses]
 
     async def work(policy: Any, seed: int) -> None:
         nonlocal made

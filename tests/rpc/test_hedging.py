@@ -60,7 +60,7 @@ class Two:
     async def begun(cls, net: Net) -> Self:
         found = cls()
         addresses = [net.address(await net.serve(service)) for service in found.services]
-        where: Any = [each[0] if net.transport == "unix" else each for each in addresses]
+        where: Any = [each[0] if net.is_by_name else each for each in addresses]
         connecting = rpc.connect(Slow, where, transport=net.transport, policy="spread", retry=HEDGED)
         found.client = await net._stack.enter_async_context(connecting)
         await found.client.ping()
@@ -144,7 +144,7 @@ async def test_methods_that_may_not_be_called_twice(net: Net):
 async def test_where_there_is_no_other_server(net: Net):
     service = Slow("a")
     address = net.address(await net.serve(service))
-    where: Any = [address[0] if net.transport == "unix" else address]
+    where: Any = [address[0] if net.is_by_name else address]
     async with rpc.connect(Slow, where, transport=net.transport, policy="spread", retry=HEDGED) as client:
         (call,) = await begin(client.who())
         await service.journal.until("who")

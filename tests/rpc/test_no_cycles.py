@@ -281,7 +281,7 @@ async def test_connecting_in_vain(net: Net, policy: Any, retry: rpc.Retry | None
     service = Holds()
     server = await net.serve(service)
     where = net.address(server)
-    each: Any = where[0] if net.transport == "unix" else where
+    each: Any = where[0] if net.is_by_name else where
     watch = Watch(service)
 
     async def connect(addresses: Any) -> None:

@@ -29,7 +29,7 @@ async def test_who_calls(net: Net):
     assert await client.look() == str(next(iter(server.callees)).link.peer)
     peer = service.seen
     assert peer is not None and peer.transport == net.transport and peer.certificate is None
-    if net.transport == "unix":
+    if net.is_by_name:
         assert (peer.user, peer.group, peer.process) == (os.getuid(), os.getgid(), os.getpid())
     else:
         assert (peer.group, peer.process) == (None, None) and peer.address[0] == HOST

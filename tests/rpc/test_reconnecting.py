@@ -183,13 +183,13 @@ async def test_a_server_that_drains_is_left_and_loses_no_call(net: Net):
 
 def where(net: Net, server: rpc.Server) -> Any:
     address = net.address(server)
-    return address[0] if net.transport == "unix" else address
+    return address[0] if net.is_by_name else address
 
 
 async def gone(net: Net) -> Any:
     """An address where nobody listens."""
     async with await rpc.serve(
-        Work(), *((str(net._folder / "gone"),) if net.transport == "unix" else (HOST, 0)),
+        Work(), *((str(net._folder / "gone"),) if net.is_by_name else (HOST, 0)),
         transport=net.transport,
     ) as server:  # fmt: skip
         return where(net, server)
@@ -258,7 +258,7 @@ async def test_giving_up(net: Net):
         assert "there is no connection to" in error.text and "not sent" in error.text
         assert pool(client)._slots[0].failures == 3
     address = await gone(net)
-    address = (address,) if net.transport == "unix" else address
+    address = (address,) if net.is_by_name else address
     retry = Retry(first_seconds=0.001, attempts=2)
     with pytest.raises(OSError):
         await rpc.connect(Work, *address, transport=net.transport, retry=retry).__aenter__()

@@ -157,7 +157,7 @@ async def test_another_server_is_tried(net: Net):
     services = [Flaky(1 << 30, name="a"), Flaky(name="b")]
     servers = [await net.serve(service) for service in services]
     where: list[Any] = [net.address(server) for server in servers]
-    addresses = [each[0] for each in where] if net.transport == "unix" else where
+    addresses = [each[0] for each in where] if net.is_by_name else where
     async with rpc.connect(Flaky, addresses, transport=net.transport, policy="spread", retry=AGAIN) as client:
         await until_seen(lambda: all(slot.usable for slot in pool(client)._slots))
         assert [await client.marked() for _ in range(10)] == ["b"] * 10

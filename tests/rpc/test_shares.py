@@ -110,7 +110,7 @@ async def test_peers_are_users_of_this_host_or_addresses(net: Net):
         assert found == channel_address(server)
     else:
         assert found in (f"user {os.getuid()} of this host", channel_address(server))
-    if net.transport == "unix":
+    if net.is_by_name:
         assert "user" in found
 
 

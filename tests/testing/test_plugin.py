@@ -101,11 +101,12 @@ def test_it_is_there_where_it_is_installed(pytester, installed) -> None:
 
 
 def test_there_are_three_examples() -> None:
-    assert set(EXAMPLES) == {"test_client.py", "test_endpoint.py", "test_recovery.py"}
+    assert set(EXAMPLES) == {"test_client.py", "test_endpoint.py", "test_recovery.py", "test_calls.py"}
 
 
 @pytest.mark.parametrize(
-    ("name", "passed"), [("test_client.py", 6), ("test_endpoint.py", 6), ("test_recovery.py", 1)]
+    ("name", "passed"),
+    [("test_client.py", 6), ("test_endpoint.py", 6), ("test_recovery.py", 1), ("test_calls.py", 3)],
 )
 def test_the_examples_of_the_documentation_work(pytester, run, name, passed) -> None:
     (pytester.path / name).write_text(EXAMPLES[name])
