@@ -11,11 +11,13 @@ Switches (environment; after changing one, build with --force or run `make clean
 """
 
 import os
+import runpy
 from glob import glob
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 DEVICE = "rdmanet.soft.librdmanet_soft"
 FILES = "rdmanet.soft.librdmanet_files"
@@ -91,6 +93,16 @@ class BuildExtensions(build_ext):
         return [] if ext.name in (DEVICE, FILES) else super().get_export_symbols(ext)
 
 
+class BuildPython(build_py):
+    """build_py that gives the stub its docstrings, which the sources have once: editors read those of a stub."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            with open(os.path.join(self.build_lib, "rdmanet", "_core.pyi"), "w") as stub:
+                stub.write(runpy.run_path("scripts/document-stub")["stub"]())
+
+
 modules = [
     *(
         Extension(
@@ -156,5 +168,5 @@ files = Extension(
 
 setup(
     ext_modules=[*cythonize(modules, compiler_directives=directives), device, files],
-    cmdclass={"build_ext": BuildExtensions},
+    cmdclass={"build_ext": BuildExtensions, "build_py": BuildPython},
 )

@@ -2,7 +2,6 @@
 
 import ast
 import enum
-import re
 from pathlib import Path
 
 import pytest
@@ -51,19 +50,3 @@ def test_records_have_the_declared_fields() -> None:
             ]
             inherited = getattr(getattr(_core, declared.name).__base__, "__dataclass_fields__", {})
             assert [*inherited, *names] == list(fields), declared.name
-
-
-def exceptions(doc: str | None) -> list[str]:
-    return sorted(re.findall(r":raises (\w+)", doc or ""))
-
-
-@pytest.mark.parametrize("declared", CLASSES, ids=lambda node: node.name)
-def test_the_same_is_raised(declared: ast.ClassDef) -> None:
-    """An editor shows the stub's docstrings, help() and the manual the module's."""
-    found = getattr(_core, declared.name)
-    assert exceptions(ast.get_docstring(declared)) == exceptions(found.__doc__)
-    for node in declared.body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            if not any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
-                there = getattr(found, node.name).__doc__
-                assert exceptions(ast.get_docstring(node)) == exceptions(there), node.name
