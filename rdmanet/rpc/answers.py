@@ -1,6 +1,8 @@
 # cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """How a server sends the answer of a call: in one message, or with memory that the caller reads by reference.
 
+What the method says beside its result goes along if the caller asks for that, and with errors.
+
 A result that is lent keeps its call until the caller has released it, or until the time for that is over. A result that
 has to wait until the peer reads counts meanwhile (shares.py).
 """
@@ -11,10 +13,15 @@ import asyncio
 import contextlib
 from typing import Any
 
+from msgspec import Raw
+
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
+from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.calls import CalleeBook
-from rdmanet.rpc.failures import unsendable
+from rdmanet.rpc.context import CallInfo
+from rdmanet.rpc.errors import Error
+from rdmanet.rpc.failures import send_failure, unsendable
 from rdmanet.rpc.lending import (
     apart,
     beside,
@@ -26,7 +33,16 @@ from rdmanet.rpc.lending import (
 )
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
-from rdmanet.rpc.messages import OutReply, OutReplyBringing, OutReplyReturning, raw
+from rdmanet.rpc.messages import (
+    End,
+    Initial,
+    OutEnd,
+    OutReply,
+    OutReplyBringing,
+    OutReplyReturning,
+    OutReplySaying,
+    raw,
+)
 from rdmanet.rpc.method import Method
 from rdmanet.rpc.outgoing import Gathered, Outgoing
 from rdmanet.rpc.packing import Packing
@@ -73,6 +89,9 @@ class Answers:
     def send_plain(self, running: Running, result: Any) -> None:
         """The same as `send` for a result that is in the message, of a call that streams none."""
         link, calls = self._link, self._book.calls
+        if running.asks:
+            self.send(running, self._message(running, result))
+            return
         if not link.is_over:
             reply = OutReply(running.number, result)
             running.counter.sent_bytes += link.send_alone(reply) if len(calls) == 1 else link.send(reply)
@@ -156,12 +175,12 @@ class Answers:
         if going.buffer is None:  # the memory of a Buffer is the service's own
             self.share.hold_lent(running, going.nbytes, "results on loan")
         async with lent(self._link, going) as sent:
+            if result is None:
+                reply = self._message(running, sent)
+            else:
+                reply = self._message(running, result, False, sent)
             running.counter.lent_bytes += going.nbytes
             running.released = self._link.loop.create_future()
-            if result is None:
-                reply = OutReply(running.number, sent)
-            else:
-                reply = OutReplyBringing(running.number, result, False, sent)
             self.send(running, reply, lending=True)
             if timer is not None:
                 timer.cancel()
@@ -207,8 +226,61 @@ class Answers:
             for buffer in buffers:
                 buffer.release()  # before it is said that nobody reads them
             returned = running.has_returned
+        self.send(running, self._message(running, result, returned, memory), is_long=is_long)
+
+    def _message(self, running: Running, result: Any, returned: bool = False, memory: Any = None) -> OutReply:
+        """The answer with this result, and with what the method says beside it.
+
+        :raises TypeError, Error: that cannot be sent
+        """
+        number = running.number
+        if running.asks and (metadata := trailing(running, self._limits)) is not None:
+            return OutReplySaying(number, result, returned, memory, metadata)
         if memory is not None:
-            self.send(running, OutReplyBringing(running.number, result, returned, memory), is_long=is_long)
-        else:
-            reply = (OutReplyReturning if returned else OutReply)(running.number, result)
-            self.send(running, reply, is_long=is_long)
+            return OutReplyBringing(number, result, returned, memory)
+        return (OutReplyReturning if returned else OutReply)(number, result)
+
+    def end(self, running: Running) -> None:
+        """Answer a call whose stream is complete."""
+        metadata = trailing(running, self._limits) if running.asks else None
+        self.send(running, OutEnd(running.number) if metadata is None else End(running.number, metadata))
+
+    def fail(self, running: Running, error: Error) -> None:
+        """Answer with an error."""
+        metadata = None
+        with contextlib.suppress(Exception):  # the answer is an error anyway
+            metadata = trailing(running, self._limits)
+        send_failure(self._link, running.number, error, metadata=metadata)
+
+    async def say(self, call: CallInfo, metadata: Metadata) -> None:
+        """Send initial metadata of a call, unless the caller does not ask for it, or is gone.
+
+        :raises RuntimeError: an item of its stream was sent
+        """
+        running = self._running(call)
+        if running is not None and running.sent is not None and running.sent.outflow.sent_bytes:
+            raise RuntimeError(
+                f"{running.method.label}: initial metadata goes before the first item: send it before the first yield"
+            )
+        if running is None or not running.asks:
+            return
+        if self._link.turns.busy:
+            await self._link.turns.wait()
+        if self._running(call) is not None:
+            running.counter.sent_bytes += self._link.send(Initial(running.number, raw(metadata)))
+
+    def _running(self, call: CallInfo) -> Running | None:
+        """A call that has no answer yet, on a connection that lives."""
+        found = self._book.calls.get(call._number)
+        return None if found is None or found[1].call is not call or self._link.is_over else found[1]
+
+
+def trailing(running: Running, limits: Limits) -> Raw | None:
+    """What goes with the answer of a call; None if that is nothing.
+
+    :raises TypeError, Error: an interceptor has put something else there, or too much
+    """
+    said = running.call._said
+    if said is None or not said.trailing_metadata:
+        return None
+    return raw(checked_metadata(said.trailing_metadata, limits.metadata_bytes))

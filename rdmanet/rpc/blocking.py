@@ -29,6 +29,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, c
 from rdmanet.errors import shown
 from rdmanet.rpc import client as on_loop
 from rdmanet.rpc.method import Kind, Method
+from rdmanet.rpc.response import Response
 from rdmanet.rpc.schema import Service, schema_of
 from rdmanet.rpc.stats import MethodStats
 from rdmanet.streams.private_loop import PrivateLoop
@@ -204,10 +205,12 @@ def options(
     wait: bool = _AS_IT_IS,
     metadata: Mapping[str, str | bytes] = _AS_IT_IS,
     into: Any = _AS_IT_IS,
+    response: Response | None = _AS_IT_IS,
 ) -> Client[_S]:
     """The same client, whose calls differ in this; see ``rpc.options``."""
     this = _checked(client)
-    inner = on_loop.options(this._inner, timeout=timeout, wait=wait, metadata=metadata, into=into)
+    given = {"timeout": timeout, "wait": wait, "metadata": metadata, "into": into, "response": response}
+    inner = on_loop.options(this._inner, **given)
     return Client(this._service, inner, this._loop, this._owner or this)
 
 

@@ -41,7 +41,6 @@ from rdmanet.rpc.host import Host
 from rdmanet.rpc.interceptors import chained
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import at_once
-from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
@@ -64,7 +63,7 @@ from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.peers import Peer, peer_of
-from rdmanet.rpc.running import Running
+from rdmanet.rpc.running import Running, limited
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.shares import Held, Share
 from rdmanet.rpc.snapshot import alone
@@ -236,19 +235,22 @@ class Callee:
                 raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
             method, function = self._methods[message.method]
             metadata: Metadata = {}
+            asks = False
             memory, limits = message.memory, self.limits
             received_bytes = len(raw_arguments) + (memory.nbytes if type(memory) is memoryview else 0)
             nbytes = received_bytes
             if message.metadata is not NIL:
                 metadata, metadata_bytes = decoded(message.metadata, limits)
                 nbytes += metadata_bytes
+                asks = message.asks
             left_us = message.timeout_us
             deadline = None if left_us is None else self.loop.time() + left_us / 1e6
             counter = self._counters[method.number]
             if method.is_limited:
-                deadline = self._limited(method, counter, deadline)
-            call = CallInfo(self._service, method.name, metadata, deadline, self)
+                deadline = limited(method, counter, deadline, self.loop.time())
+            call = CallInfo(self._service, method.name, metadata, deadline, self, False, number)
             running = Running(number, method, function, call, counter, self.link.heard_at)
+            running.asks = asks
             if len(raw_arguments) >= method.weighed_bytes:
                 nbytes += method.scale.weigh(raw_arguments, limits.decoded_bytes)
             self.share.begin(running, nbytes)
@@ -283,23 +285,6 @@ class Callee:
         work = self._run(running, arguments)
         work.send(None)
         running.task = self.loop.create_task(work, name=method.label)
-
-    def _limited(self, method: Method, counter: Counter, deadline: float | None) -> float | None:
-        """The deadline of a call, by its caller and by what the service says about the method.
-
-        :raises Error: RESOURCE_EXHAUSTED; it has as many calls as it may
-        """
-        options = method.options
-        if options.calls is not None and counter.running >= options.calls:
-            raise exceeded(
-                "calls of @rpc.method",
-                options.calls,
-                f"{method.label} has {counter.running} unfinished calls",
-            )
-        if options.timeout is None:
-            return deadline
-        own = self.loop.time() + options.timeout
-        return own if deadline is None else min(own, deadline)
 
     def _begin_streams(self, running: Running) -> None:
         method, inflow, outflow = running.method, None, None
@@ -358,6 +343,10 @@ class Callee:
 
     # -- a call --------------------------------------------------------------------------------------------
 
+    async def say(self, call: CallInfo, metadata: Metadata) -> None:
+        """Send initial metadata of a call (context.py)."""
+        await self._answers.say(call, metadata)
+
     async def _run(self, running: Running, arguments: tuple[Any, ...]) -> None:
         """The task of a call."""
         method, server, deadline = running.method, self.server, running.call.deadline
@@ -379,7 +368,7 @@ class Callee:
             else:
                 held, result = None, await execution
             if running.sent is not None:
-                self._answers.send(running, End(running.number))
+                self._answers.end(running)
             elif (
                 held is not None or self.link.turns.busy or running.borrowed
                 or (method.result_is_apart and (type(result) is not bytes or is_long(method, result)))
@@ -495,6 +484,6 @@ class Callee:
         running.end_streams()
         if not self.link.is_over and self.book.cancel(running.number) is running:
             try:
-                send_failure(self.link, running.number, error)
+                self._answers.fail(running, error)
             finally:
                 self.book.answered(running.number)

@@ -25,6 +25,7 @@ crossed another one on the way.
     Item                     | -     | item          | -             | item | -
     End                      | -     | last          | -             | last | -
     Window                   | -     | -             | more          | more | -
+    Initial                  | more  | more          | more          | more | -
 
 An ABANDONED call keeps its column; what may come is dropped.
 
@@ -215,6 +216,13 @@ class CallerBook:
         if found is None or found[3] is None:
             raise self._violation(number, found, "Window")
         found[3].allow(number, total)
+        return found[1]
+
+    def initial(self, number: int) -> Any:
+        """Initial metadata has come."""
+        found = self._calls.get(number)
+        if found is None:
+            raise self._violation(number, found, "Initial")
         return found[1]
 
     def lost(self) -> list[Any]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from rdmanet.rpc import lending
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, not_taken
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent
 from rdmanet.rpc.fetching import Fetching
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Loans, goes_by_reference, lend, memory_in_message, prepared
@@ -39,6 +39,7 @@ from rdmanet.rpc.messages import (
     Failure,
     Goaway,
     Hello,
+    Initial,
     Item,
     OutCall,
     OutHello,
@@ -129,19 +130,11 @@ class Channel:
         if self._greeting.done():  # it took too long
             return
         try:
-            if hello.services is not None:
-                has = ", ".join(hello.services[:10]) + ", ..." * (len(hello.services) > 10)
-                raise Error(Code.UNIMPLEMENTED, f"the server has {has}, and no {self.schema.name}")
-            if hello.digest == self.schema.digest:
-                known = {method.name: method.number for method in self.schema.numbered}
-            else:
-                known = self.schema.understands(hello.methods, hello.service)
-                self._fitted = self.schema.fitted(hello.methods)
+            self._numbers, self._fitted = self.schema.agreed(hello)
         except Error as exc:
             self._greeting.set_exception(exc)
             self.link.close()
             return
-        self._numbers = [known.get(method.name) for method in self.schema.numbered]
         self._counters = self._counters or counters_of(self.schema)
         self._stream_bytes = hello.stream_bytes
         self.service = hello.service
@@ -154,6 +147,7 @@ class Channel:
             Item: self._on_item,
             End: self._on_end,
             Window: self._on_window,
+            Initial: self._on_initial,
             Goaway: self._on_goaway,
             Ping: self.link.answer,
             Pong: lambda _: None,
@@ -182,13 +176,7 @@ class Channel:
             self._greeting.set_exception(lost)
             self._greeting.exception()
         for pending in self.book.lost():
-            if self._taken is not None and pending.place > self._taken:
-                failed = not_taken(self.refusal)
-            else:
-                text = f"{lost.text}; this call was sent, and may have had its effect"
-                failed = Error(Code.UNAVAILABLE, text)
-            failed.__cause__ = self.link.error
-            pending.fail(failed)
+            pending.lose(lost, self._taken, self.refusal)
 
     async def close(self) -> None:
         """Close the connection, and wait until it is gone. Pending calls get CANCELLED."""
@@ -312,8 +300,10 @@ class Channel:
             if self._places.busy:
                 self._is_full()  # for those that were woken with this one
             message = OutCall(number, there, left_us, arguments)
-            if memory is not None or metadata is not None:
-                message = message.extended(metadata, memory)
+            if call.response is not None:
+                pending.response = call.response.emptied()
+            if memory is not None or metadata is not None or call.response is not None:
+                message = message.extended(metadata, memory, call.response is not None)
             try:
                 if apart:
                     length = link.send_apart(message)
@@ -457,6 +447,9 @@ class Channel:
             if pending.method.result_is_apart:
                 self._release(message.number)
             return
+        if pending.response is not None and not pending.heard(message, self.limits):
+            self._release(message.number)
+            return
         if memory is not None:
             if pending.method.result_brings:
                 future.set_result(Packed(message.result, memory))
@@ -476,7 +469,7 @@ class Channel:
         if self._places.busy:
             self._places.resume()
         if pending is not None:
-            pending.failed(message)
+            pending.failed(message, self.limits)
 
     def _on_item(self, message: Item) -> None:
         item = item_of(message)
@@ -489,7 +482,7 @@ class Channel:
         pending = self.book.end(message.number)
         if self._places.busy:
             self._places.resume()
-        if pending is not None and pending.received is not None:
+        if pending is not None and pending.received is not None and pending.heard(message, self.limits):
             if not pending.future.done():
                 pending.future.set_result(None)
             pending.received.finish()
@@ -498,3 +491,9 @@ class Channel:
         pending = self.book.window(message.number, message.total)
         if pending is not None and pending.sent is not None:
             pending.sent.allowed()
+
+    def _on_initial(self, message: Initial) -> None:
+        pending = self.book.initial(message.number)
+        refused = None if pending is None else pending.heard_initial(message, self.limits)
+        if refused is not None and self._abandon(pending):
+            pending.fail(refused)

@@ -7,8 +7,9 @@ the place of that, and one with interceptors an `Intercepted` (client_intercepto
 
 from __future__ import annotations
 
+import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
 
@@ -31,9 +32,11 @@ from rdmanet.rpc.peers import Peer
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Pool
 from rdmanet.rpc.resolving import Resolver, addresses_of
+from rdmanet.rpc.response import Response
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
+from rdmanet.rpc.streaming import Cut, Results
 
 __all__ = ["connect", "options", "peer", "stats"]
 
@@ -206,6 +209,7 @@ def options(
     wait: bool = _SAME,
     metadata: Mapping[str, str | bytes] = _SAME,
     into: Any = _SAME,
+    response: Response | None = _SAME,
 ) -> _S:
     """The same client, whose calls differ in this: ``await rpc.options(store, timeout=0.5).get("w")``.
 
@@ -221,22 +225,29 @@ def options(
         and the shape of the result, and is what the call returns. Other memory may be longer than the result; the call
         returns a memoryview of what was written. Use the client again, and the memory need not be registered again. If
         a call is cancelled, the device may still write until its transfer has ended. None: into new memory
-    :raises TypeError: it is not what `connect` has given, `into` is read-only or no buffer, or the metadata is no map
-        from texts to texts or bytes
+    :param response: a `Response`, from which you read what the method says beside its result. Each call that runs needs
+        its own. None: nobody reads it
+    :raises TypeError: it is not what `connect` has given, `into` is read-only or no buffer, `response` is none, or the
+        metadata is no map from texts to texts or bytes
     :raises ValueError: the time-out is NaN
     :raises BufferError: `into` is not C-contiguous
     :raises Error: RESOURCE_EXHAUSTED if the metadata is longer than ``Limits.metadata_bytes``
 
     A call with ``into=`` raises TypeError if its result is of another type, and Error (OUT_OF_RANGE) if the result does
-    not fit.
+    not fit. One with ``response=`` raises RuntimeError if the `Response` is of another call that has not ended.
     """
     this = _checked(client)
+    if response is not _SAME and response is not None and not isinstance(response, Response):
+        raise TypeError(
+            f"rpc.options: response={shown(response)} is no rpc.Response: make one, rpc.Response()"
+        )
     before, limits = this._options, this._limits
     changed = _Options(
         before.timeout if timeout is _SAME else seconds(timeout),
         before.wait if wait is _SAME else wait,
         before.metadata if metadata is _SAME else checked_metadata(metadata, limits.metadata_bytes),
         before.into if into is _SAME else None if into is None else Into(into),
+        before.response if response is _SAME else response,
     )
     return cast(_S, type(this)(this._caller, changed, limits, this._counters))
 
@@ -297,6 +308,7 @@ class _Options(msgspec.Struct, frozen=True):
     wait: bool = False
     metadata: Metadata | None = None
     into: Into | None = None
+    response: Response | None = None
 
 
 class _Client(Generic[_S]):
@@ -327,6 +339,22 @@ def _client_class(schema: Schema) -> type[_Client[Any]]:
     return found
 
 
+async def _heard(caller: Caller, details: CallDetails, response: Response) -> Any:
+    """A call whose `Response` is filled in while it runs."""
+    with response.during_call():
+        return await caller.unary(details)
+
+
+def _heard_items(caller: Caller, details: CallDetails, response: Response) -> Results:
+    async def heard() -> AsyncGenerator[Any, None]:
+        with cut, response.during_call():
+            async with contextlib.aclosing(caller.stream(details)) as items:
+                async for item in items:
+                    yield item
+
+    return Results(cut := Cut(), heard)
+
+
 def _stub(method: Method) -> Callable[..., Any]:
     streams_back = method.kind in (Kind.SERVER_STREAM, Kind.BOTH)
 
@@ -338,9 +366,11 @@ def _stub(method: Method) -> Callable[..., Any]:
             options.into.check(method)
         if options.timeout is not None or CURRENT.get() is not None:
             deadline = deadline_in(options.timeout)
-        details = CallDetails(
-            method, arguments, stream, deadline, options.metadata, options.into, options.wait
-        )
+        metadata, into, wait, response = options.metadata, options.into, options.wait, options.response
+        details = CallDetails(method, arguments, stream, deadline, metadata, into, wait, response)
+        if response is not None:
+            heard = _heard_items if streams_back else _heard
+            return heard(self._caller, details, response)
         return self._caller.stream(details) if streams_back else self._caller.unary(details)
 
     call.__name__, call.__qualname__, call.__doc__ = method.name, method.label, method.function.__doc__

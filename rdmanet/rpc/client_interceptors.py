@@ -16,6 +16,7 @@ from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.interceptors import Interceptor, Stepped, chained, hand
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.pending import CallDetails
+from rdmanet.rpc.response import Response
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.streaming import Cut, Results
 
@@ -88,12 +89,14 @@ class Intercepted:
             if (value := variable.get(None)) is not None:
                 found[variable.name] = value
         found |= call.metadata or {}
-        return CallInfo(self.schema.name, call.method.name, found, call.deadline, self.inner)
+        info = CallInfo(self.schema.name, call.method.name, found, call.deadline, self.inner)
+        info._said = call.response or (Response() if self._interceptors else None)
+        return info
 
     def _changed(self, call: CallDetails, info: CallInfo) -> CallDetails:
         """The call, when the interceptors have had their say."""
         metadata = checked_metadata(info.metadata, self._limits.metadata_bytes)
-        return call.carrying(metadata)
+        return call.carrying(metadata, info._said)
 
 
 async def _stream(cut: Cut, begin: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncGenerator[Any, None]:

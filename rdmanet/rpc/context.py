@@ -1,4 +1,4 @@
-"""What can be known of a call while it runs: its method, its deadline, its metadata and its other side.
+"""What can be known and said of a call while it runs: its method, its deadline, its metadata and its other side.
 
 Interceptors get it, at either side. At a server it is also in a context variable of the method's task, so tasks that
 the method starts have it, too, and calls that they make inherit the deadline. When the call has its answer, that is
@@ -12,13 +12,16 @@ import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
+from rdmanet.rpc.call_metadata import Metadata, checked_metadata
+from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.peers import Peer
+from rdmanet.rpc.response import Response
 
-__all__ = ["CallInfo", "deadline", "metadata", "peer"]
+__all__ = ["CallInfo", "deadline", "metadata", "peer", "send_initial_metadata", "set_trailing_metadata"]
 
 
 class Side(Protocol):
@@ -26,6 +29,14 @@ class Side(Protocol):
 
     @property
     def peer(self) -> Any: ...
+
+
+class Answering(Side, Protocol):
+    """The same at a server."""
+
+    limits: Limits
+
+    async def say(self, call: CallInfo, metadata: Metadata) -> None: ...
 
 
 class CallInfo(msgspec.Struct, eq=False):
@@ -45,11 +56,33 @@ class CallInfo(msgspec.Struct, eq=False):
     deadline: float | None
     _side: Side
     is_over: bool = False
+    _number: int = -1
+    """At a server, the call's on its connection."""
+    _said: Response | None = None
 
     @property
     def peer(self) -> Any:
         """At a server, who calls: a `Peer`. At a client, its server's address; of several, that of the last call's."""
         return self._side.peer
+
+    @property
+    def initial_metadata(self) -> Mapping[str, str | bytes]:
+        """At a server, what `send_initial_metadata` has sent; at a client, what has come of it."""
+        return MappingProxyType(self._response.initial_metadata)
+
+    @property
+    def trailing_metadata(self) -> dict[str, str | bytes]:
+        """A dict. At a server, what goes with the answer: an interceptor may add to it before and after it proceeds.
+
+        At a client, what has come with the answer, when ``proceed()`` has returned or raised.
+        """
+        return self._response.trailing_metadata
+
+    @property
+    def _response(self) -> Response:
+        if self._said is None:
+            self._said = Response()
+        return self._said
 
     def __repr__(self) -> str:
         return f"<call of {self.service}.{self.method}>"
@@ -88,6 +121,46 @@ def metadata() -> Mapping[str, str | bytes]:
     """
     found = current()
     return MappingProxyType({} if found is None else dict(found.metadata))
+
+
+async def send_initial_metadata(metadata: Mapping[str, str | bytes]) -> None:
+    """In a method: tell its caller something now, before the result and before the items of a stream.
+
+    The caller reads it from its `Response` while the method still works; if it has given none, nothing is sent. Several
+    calls add up, and the last one counts of those that give the same name. It waits as long as the peer does not read;
+    cancelling it ends that, and nothing was sent.
+
+    :raises TypeError: it is no map from names to texts or bytes
+    :raises RuntimeError: this is no method of a call that has no answer yet, or an item of its stream was sent
+    :raises Error: RESOURCE_EXHAUSTED if it is longer than ``Limits.metadata_bytes`` together with what was sent
+    """
+    call, side = _answering("send_initial_metadata")
+    found = dict(metadata)
+    said = checked_metadata({**call.initial_metadata, **found}, side.limits.metadata_bytes)
+    await side.say(call, found)
+    call._response.initial_metadata = said or {}
+
+
+def set_trailing_metadata(metadata: Mapping[str, str | bytes]) -> None:
+    """In a method: tell its caller something with the answer, be that a result or an error.
+
+    The caller reads it from its `Response`, or from ``Error.trailing_metadata``. Several calls add up, and the last one
+    counts of those that give the same name.
+
+    :raises TypeError, RuntimeError, Error: as for `send_initial_metadata`
+    """
+    call, side = _answering("set_trailing_metadata")
+    found = call.trailing_metadata | dict(metadata)
+    checked_metadata(found, side.limits.metadata_bytes)
+    call.trailing_metadata.update(metadata)
+
+
+def _answering(what: str) -> tuple[CallInfo, Answering]:
+    if (found := current()) is None:
+        raise RuntimeError(
+            f"rpc.{what}: this does not run in a method, or its call has its answer: call it before the method returns"
+        )
+    return found, cast(Answering, found._side)
 
 
 def deadline_in(timeout: float | None) -> float | None:

@@ -8,6 +8,8 @@ the service: the caller gets INTERNAL and nothing else, and the server's log has
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from rdmanet.errors import printable, shown
@@ -58,6 +60,8 @@ class Error(Exception):
     :ivar traceback: the server's, if the server sends them
     :ivar begun: False if the method has surely not begun: the call was not sent, or the server did not take it. It may
         be made again
+    :ivar trailing_metadata: at the caller, what the method has said by `set_trailing_metadata`; else empty. If the
+        caller does not accept it, for its length, say, it is empty, too
     """
 
     code: Code
@@ -65,6 +69,7 @@ class Error(Exception):
     details: Any
     traceback: str | None
     begun: bool
+    trailing_metadata: Mapping[str, str | bytes] = MappingProxyType({})
 
     def __init__(self, code: Code, text: str = "", details: Any = None, traceback: str | None = None) -> None:
         if not isinstance(text, str):
@@ -99,7 +104,10 @@ class Error(Exception):
         return Error(self.code, text, self.details, self.traceback if with_traceback else None)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.code, self.text, self.details, self.traceback), {"begun": self.begun}
+        state: dict[str, object] = {"begun": self.begun}
+        if self.trailing_metadata:
+            state["trailing_metadata"] = dict(self.trailing_metadata)
+        return type(self), (self.code, self.text, self.details, self.traceback), state
 
 
 class ConnectError(Error, OSError):

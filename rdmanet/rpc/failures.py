@@ -12,10 +12,12 @@ import asyncio
 import contextlib
 import traceback
 
+from msgspec import Raw
+
 from rdmanet.base import log_rate
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.link import Link
-from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST, TEXT_MOST, Failure, raw
+from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST, NIL, TEXT_MOST, Failure, OutFailure, raw
 from rdmanet.rpc.messenger import logger
 from rdmanet.rpc.shares import Holder, Share
 
@@ -41,16 +43,19 @@ def unsendable(label: str, exc: Exception) -> Error:
     return Error(Code.INTERNAL, str(exc))
 
 
-def send_failure(link: Link, number: int, error: Error, begun: bool = True) -> None:
-    """Answer a call with an error."""
+def send_failure(
+    link: Link, number: int, error: Error, begun: bool = True, metadata: Raw | None = None
+) -> None:
+    """Answer a call with an error, and with this trailing metadata."""
     code = int(error.code)
     text = error.text.encode("utf-8", "backslashreplace").decode()  # names of files may need it
     text = text[:TEXT_MOST]
     try:
-        link.send(Failure(number, code, text, raw(error.details), error.traceback, begun))
+        told = number, code, text, raw(error.details), error.traceback, begun
+        link.send(OutFailure(*told) if metadata is None else Failure(*told, metadata))
     except BaseException as exc:  # the details cannot be sent, or are too long
         most = link.longest - MESSAGE_BYTES_LEAST // 2
-        link.send(Failure(number, code, text[: most // 4], begun=begun))
+        link.send(OutFailure(number, code, text[: most // 4], NIL, None, begun))
         if isinstance(exc, ENDS_THE_PROGRAM):
             raise
 

@@ -7,6 +7,8 @@ Of many servers one is slow at a time: it collects garbage, or its CPU is busy. 
 to the caller, and the other call is cancelled. If one fails, the other one decides. So it is for methods that may be
 called twice, and not for calls with a stream of the caller's, or that write into the caller's memory.
 
+What the method says beside its result (response.py) is that of the call which gave the result.
+
 It has ended when both have, as its arguments are the caller's again then. A server that reads them by reference has
 let go of them a quarter of a second after the end of its call, whatever it does (lending.py).
 """
@@ -19,6 +21,7 @@ from typing import Any
 
 from rdmanet.rpc.lending import until_done
 from rdmanet.rpc.pending import CallDetails
+from rdmanet.rpc.response import Response
 from rdmanet.rpc.tried import Tried
 
 Make = Callable[[Tried], Coroutine[Any, Any, Any]]
@@ -35,7 +38,10 @@ async def hedged(
 
     :param has_other: whether there is a server to which it has not been
     """
-    first, second = Tried(call), Tried(call)
+    responses, calls = (Response(), Response()), [call, call]
+    if call.response is not None:
+        calls = [call.carrying(call.metadata, each) for each in responses]
+    first, second = Tried(calls[0]), Tried(calls[1])
     tasks: list[asyncio.Task[Any]] = [loop.create_task(make(first), name=call.method.label)]
     try:
         await asyncio.wait(tasks, timeout=seconds)
@@ -46,7 +52,10 @@ async def hedged(
             await asyncio.wait(
                 [task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED
             )
-        return (found or tasks[0]).result()
+        last = found or tasks[0]
+        if call.response is not None:
+            call.response.take(responses[tasks.index(last)])
+        return last.result()
     finally:
         await _ended(tasks)
         tasks.clear()  # which have errors, whose tracebacks have this frame

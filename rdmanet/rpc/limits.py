@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         copied or not. It bounds one argument, too
     :ivar server_bytes: how many bytes of both kinds there may be in a server, and in messages that have not come to
         their ends. The default is a quarter of the host's memory
-    :ivar metadata_bytes: the longest metadata of a call, in msgpack
+    :ivar metadata_bytes: the longest metadata of a call, in msgpack; and so of what its method says beside the result
     :ivar stream_seconds: how long a method waits for an item of its caller's stream while none goes the other way,
         either. Then the call ends with DEADLINE_EXCEEDED
     :ivar hello_seconds: how long a peer may take to say its Hello

@@ -87,6 +87,8 @@ class Call(_Message, tag=1):
     """A map from names to texts or bytes."""
     memory: memoryview | Lent | None = None
     """That of arrays inside of the arguments, or the loan of it; see `Placed`."""
+    asks: bool = False
+    """The caller takes Initial, and metadata with the answer."""
 
 
 class Reply(_Message, tag=2):
@@ -97,6 +99,8 @@ class Reply(_Message, tag=2):
     returned: bool = False
     """The callee reads nothing of the call's arguments on loan any more, and will not."""
     memory: memoryview | Lent | None = None
+    metadata: Raw = NIL
+    """What the method says beside its result, as that of a Call."""
 
 
 class Failure(_Message, tag=3):
@@ -109,6 +113,7 @@ class Failure(_Message, tag=3):
     traceback: str | None = None
     begun: bool = True
     """False: the callee did not take the call."""
+    metadata: Raw = NIL
 
 
 class Item(_Message, tag=4):
@@ -123,6 +128,8 @@ class End(_Message, tag=5):
     """From either: its stream is complete. From the callee it ends the call."""
 
     number: U32
+    metadata: Raw = NIL
+    """From the callee."""
 
 
 class Window(_Message, tag=6):
@@ -162,6 +169,13 @@ class Pong(_Message, tag=11):
     token: U53
 
 
+class Initial(_Message, tag=12):
+    """From the callee, if the Call asks: metadata before the answer, and before the items of its stream."""
+
+    number: U32
+    metadata: Raw
+
+
 class Field(msgspec.Struct, array_like=True, frozen=True):
     """A field of the items of an array of records. One without a name is what lies between two of them."""
 
@@ -191,7 +205,9 @@ class Placed(msgspec.Struct, array_like=True, frozen=True):
     """The offset. Or the bytes themselves, from a client that has an array of its own where the server has a union."""
 
 
-Message = Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong
+Message = (
+    Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong | Initial
+)
 
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
@@ -218,9 +234,11 @@ class OutCall(_Message, tag=1):
     timeout_us: int | None
     arguments: Any
 
-    def extended(self, metadata: Any, memory: Any) -> OutCall:
-        """The same with metadata, the memory of arrays, or both."""
+    def extended(self, metadata: Any, memory: Any, asks: bool) -> OutCall:
+        """The same with what is not None or False."""
         given = self.number, self.method, self.timeout_us, self.arguments
+        if asks:
+            return OutCallAsking(*given, metadata or {}, memory)
         if memory is None:
             return OutCallWith(*given, metadata)
         return OutCallBringing(*given, metadata or {}, memory)
@@ -239,6 +257,14 @@ class OutCallBringing(OutCall, tag=1):
     memory: Any
 
 
+class OutCallAsking(OutCall, tag=1):
+    """The same of who takes metadata back."""
+
+    metadata: Any
+    memory: Any
+    asks: bool = True
+
+
 class OutReply(_Message, tag=2):
     number: int
     result: Any
@@ -255,6 +281,31 @@ class OutReplyBringing(OutReply, tag=2):
 
     returned: bool
     memory: Any
+
+
+class OutReplySaying(OutReply, tag=2):
+    """The same with metadata, and perhaps the memory of arrays."""
+
+    returned: bool
+    memory: Any
+    metadata: Any
+
+
+class OutFailure(_Message, tag=3):
+    """Failure without metadata."""
+
+    number: int
+    code: int
+    text: str
+    details: Raw
+    traceback: str | None
+    begun: bool
+
+
+class OutEnd(_Message, tag=5):
+    """End without metadata."""
+
+    number: int
 
 
 class OutGoaway(_Message, tag=9):

@@ -10,7 +10,7 @@ from rdmanet.rpc.stats cimport Counter
 cdef class CallDetails:
     cdef readonly Coded method
     cdef readonly tuple arguments
-    cdef readonly object stream, deadline, metadata, into
+    cdef readonly object stream, deadline, metadata, into, response
     cdef readonly bint waits
 
 
@@ -19,7 +19,7 @@ cdef class Pending:
     cdef readonly Coded method
     cdef readonly object future, into
     cdef readonly Counter counter
-    cdef public object number, received, sent
+    cdef public object number, received, sent, response
     cdef public Py_ssize_t place
     cdef public double begun_at
     cdef public bint returned

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
+from rdmanet.errors import ProtocolError
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.call_metadata import Metadata
-from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, not_taken
 from rdmanet.rpc.lending import Into, loan_of
+from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
-from rdmanet.rpc.messages import End, Failure
+from rdmanet.rpc.messages import NIL, End, Failure, Initial, OutEnd, Reply
 from rdmanet.rpc.method import Method
+from rdmanet.rpc.response import Response
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 
@@ -27,6 +31,7 @@ class CallDetails:
     :ivar metadata: is sent along; None: nothing is
     :ivar into: where the result is to be written; None: into memory that is taken for it
     :ivar waits: at the limit of unfinished calls; else it fails there
+    :ivar response: gets what the method says beside its result; None: nobody reads that
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class CallDetails:
         metadata: Metadata | None = None,
         into: Into | None = None,
         waits: bool = False,
+        response: Response | None = None,
     ) -> None:
         self.method = method
         self.arguments = arguments
@@ -46,21 +52,25 @@ class CallDetails:
         self.metadata = metadata
         self.into = into
         self.waits = waits
+        self.response = response
 
     def fitted(self, methods: list[Method]) -> CallDetails:
         """The same call of one of these methods, which are those of a server's version."""
-        return self._changed(methods[self.method.number], self.stream, self.metadata)
+        return self._changed(methods[self.method.number], self.stream, self.metadata, self.response)
 
     def streaming(self, stream: Any) -> CallDetails:
         """The same call with this stream."""
-        return self._changed(self.method, stream, self.metadata)
+        return self._changed(self.method, stream, self.metadata, self.response)
 
-    def carrying(self, metadata: Metadata | None) -> CallDetails:
-        """The same call with this metadata."""
-        return self._changed(self.method, self.stream, metadata)
+    def carrying(self, metadata: Metadata | None, response: Response | None) -> CallDetails:
+        """The same call with this metadata, and this response."""
+        return self._changed(self.method, self.stream, metadata, response)
 
-    def _changed(self, method: Method, stream: Any, metadata: Metadata | None) -> CallDetails:
-        return CallDetails(method, self.arguments, stream, self.deadline, metadata, self.into, self.waits)
+    def _changed(
+        self, method: Method, stream: Any, metadata: Metadata | None, response: Response | None
+    ) -> CallDetails:
+        into, waits = self.into, self.waits
+        return CallDetails(method, self.arguments, stream, self.deadline, metadata, into, waits, response)
 
 
 _OF_PYTHON: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -79,6 +89,7 @@ class Pending:
     :ivar received: the stream from the callee, if there is one
     :ivar sent: the stream to the callee, if there is one
     :ivar returned: the callee has let go of the arguments on loan
+    :ivar response: as that of the call
     """
 
     def __init__(
@@ -94,6 +105,7 @@ class Pending:
         self.received: Receiving | None = None
         self.sent: Sending | None = None
         self.returned = False
+        self.response: Response | None = None
 
     @property
     def has_loan(self) -> bool:
@@ -103,7 +115,30 @@ class Pending:
             return False
         return future.exception() is None and loan_of(future.result()) is not None
 
-    def failed(self, message: Failure) -> None:
+    def heard_initial(self, message: Initial, limits: Limits) -> Error | None:
+        """Initial metadata has come. Returns why it is refused.
+
+        :raises ProtocolError: the call did not ask for it
+        """
+        if self.response is None:
+            raise ProtocolError(f"the peer sends Initial for call {message.number}, which did not ask for it")
+        try:
+            self.response.take_initial(message.metadata, limits)
+        except Error as exc:
+            return _refused("initial", exc)
+        return None
+
+    def heard(self, answer: Reply | End, limits: Limits) -> bool:
+        """Take the metadata of an answer. False: it is refused, and the call has failed."""
+        if self.response is not None and answer.metadata is not NIL:
+            try:
+                self.response.take_trailing(answer.metadata, limits)
+            except Error as exc:
+                self.fail(_refused("trailing", exc))
+                return False
+        return True
+
+    def failed(self, message: Failure, limits: Limits) -> None:
         """The server has answered with this."""
         details = None
         try:
@@ -111,7 +146,25 @@ class Pending:
         finally:
             error = Error(code_of(message.code), message.text, details, message.traceback)
             error.begun = message.begun
+            if message.metadata is not NIL:
+                with contextlib.suppress(Error):  # the server's is the one to be told
+                    said = self.response = self.response or Response()
+                    said.take_trailing(message.metadata, limits)
+                    error.trailing_metadata = said.trailing_metadata
             self.fail(error)
+
+    def lose(self, lost: Error, taken: int | None, refusal: str) -> None:
+        """The connection is gone, and there is no answer.
+
+        :param taken: how many of its calls the server has taken; None: it has not said that
+        """
+        if taken is not None and self.place > taken:
+            error = not_taken(refusal)
+        else:
+            text = f"{lost.text}; this call was sent, and may have had its effect"
+            error = Error(Code.UNAVAILABLE, text)
+        error.__cause__ = lost.__cause__
+        self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """The call has ended with this error."""
@@ -128,6 +181,11 @@ class Pending:
             self.future.set_exception(error)
 
 
+def _refused(what: str, exc: Error) -> Error:
+    """The error of a call whose method says more than this side accepts."""
+    return Error(exc.code, f"the server's {what} metadata: {exc.text}")
+
+
 async def pump(link: Link, pending: Pending, items: Any, abandon: Callable[[Pending], bool]) -> None:
     """The task that sends the caller's stream. If the stream raises, so does the call.
 
@@ -138,7 +196,7 @@ async def pump(link: Link, pending: Pending, items: Any, abandon: Callable[[Pend
         await BEGINNING
         await pending.sent.send(aiter(items))
         if not pending.future.done():
-            link.send(End(pending.number))
+            link.send(OutEnd(pending.number))
     except asyncio.CancelledError as exc:  # the source's own, if somebody waits for the call
         if abandon(pending):
             pending.fail(cancelled(exc))

@@ -15,4 +15,4 @@ cdef class Running(Holder):
     cdef readonly double begun_at
     cdef public object task, code, received, sent, released, packed
     cdef readonly list borrowed
-    cdef public bint late, is_cancelled, taking
+    cdef public bint late, is_cancelled, taking, asks

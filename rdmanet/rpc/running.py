@@ -9,12 +9,31 @@ from typing import Any, cast
 
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.method import Method
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.shares import Holder
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending
 from rdmanet.stream.peer_memory import OfferedMemory
+
+
+def limited(method: Method, counter: Counter, deadline: float | None, now: float) -> float | None:
+    """The deadline of a call, by its caller and by what the service says about the method.
+
+    :raises Error: RESOURCE_EXHAUSTED; it has as many calls as it may
+    """
+    options = method.options
+    if options.calls is not None and counter.running >= options.calls:
+        raise exceeded(
+            "calls of @rpc.method",
+            options.calls,
+            f"{method.label} has {counter.running} unfinished calls",
+        )
+    if options.timeout is None:
+        return deadline
+    own = now + options.timeout
+    return own if deadline is None else min(own, deadline)
 
 
 class Running(Holder):
@@ -33,6 +52,7 @@ class Running(Holder):
     :ivar borrowed: the peer's memory of these
     :ivar taking: arguments are being taken
     :ivar packed: the arguments, if they have come with the memory of arrays, and are not decoded
+    :ivar asks: the caller takes metadata back
     """
 
     def __init__(
@@ -61,6 +81,7 @@ class Running(Holder):
         self.borrowed: list[OfferedMemory] = []
         self.taking = False
         self.packed: Packed | None = None
+        self.asks = False
 
     @property
     def has_returned(self) -> bool:

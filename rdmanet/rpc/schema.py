@@ -104,6 +104,20 @@ class Schema:
             raise Error(Code.FAILED_PRECONDITION, text)
         return {found.name: numbers[found.name] for found, _ in known}
 
+    def agreed(self, hello: Any) -> tuple[list[int | None], list[Method]]:
+        """What the server's Hello makes of our methods: its numbers of them, and how they are called there.
+
+        The second is empty if it has the same version. :raises Error, ProtocolError: as for `understands`, and
+        UNIMPLEMENTED if it does not have the service
+        """
+        if hello.services is not None:
+            has = ", ".join(hello.services[:10]) + ", ..." * (len(hello.services) > 10)
+            raise Error(Code.UNIMPLEMENTED, f"the server has {has}, and no {self.name}")
+        if hello.digest == self.digest:
+            return [method.number for method in self.numbered], []
+        known = self.understands(hello.methods, hello.service)
+        return [known.get(method.name) for method in self.numbered], self.fitted(hello.methods)
+
     def fitted(self, raw: Any) -> list[Method]:
         """Our methods, as they are called at the server whose schema this is (`Method.fitted`)."""
         there = {method[0]: method for method in decode_description(raw)[0]}

@@ -147,6 +147,7 @@ def another(error: BaseException) -> BaseException:
         with contextlib.suppress(Exception):  # a class of the program's may lack some of these
             found = Error(error.code, error.text, error.details, error.traceback)
             found.begun, found.__cause__ = error.begun, error.__cause__
+            found.trailing_metadata = error.trailing_metadata
             return found
     return Error(Code.CANCELLED, f"this stream has ended, by {type(error).__name__}")
 

@@ -44,6 +44,7 @@ PRINTED = {
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
         "4 5\n",
         "Adder.add for a has ended\n3\n",
+        "{{'node': '7'}}\n[4] {{'rows-read': '120'}}\nINVALID_ARGUMENT: what do you look for? {{'rows-read': '120'}}\n",
         "3\nUNAUTHENTICATED: the token is missing, or wrong\n",
         "100 0 {{'OK': 100}} 800 100 0\nTrue {{'OK': 100}}\n",
     ],

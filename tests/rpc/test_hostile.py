@@ -26,8 +26,10 @@ from rdmanet.rpc.messages import (
     Failure,
     Goaway,
     Hello,
+    Initial,
     Item,
     Lent,
+    OutReply,
     Ping,
     Pong,
     Release,
@@ -305,6 +307,8 @@ ANSWERS = {
     "items of a unary call": [Item(1, Raw(b"\x01"))],
     "an end of a unary call": [End(1)],
     "credit for a unary call": [Window(1, 1 << 50)],
+    "initial metadata for nobody": [Initial(9, raw({}))],
+    "initial metadata that was not asked for": [Initial(1, raw({}))],
     "a call": [call(1, "add", 1, 2)],
     "a release": [Release(1)],
     "a second Hello": [HELLO],
@@ -341,6 +345,38 @@ async def test_a_wrong_answer_fails_its_call_alone(net: Net, answer: Any):
         assert caught.value.code in (rpc.Code.INTERNAL, rpc.Code.UNKNOWN)
         assert "\x1b" not in str(caught.value)
         assert not channel(client).link.is_over
+
+
+@pytest.mark.parametrize("metadata", [5, {1: "a"}, {"a": 1}, {"a": "x" * 8192}, {"x" * 257: "a"}])
+@pytest.mark.parametrize("kind", ["initial", "trailing"])
+async def test_wrong_metadata_of_an_answer_fails_its_call_alone(net: Net, kind: str, metadata: Any):
+    initial = kind == "initial"
+    answer = Initial(1, raw(metadata)) if initial else Reply(1, raw(3), False, None, raw(metadata))
+    host, port = await hostile_server(net, answer)
+    async with rpc.connect(Store, host, port, transport="tcp") as client:
+        with pytest.raises(rpc.Error) as caught:
+            await rpc.options(client, response=rpc.Response()).add(1, 2)
+        assert caught.value.code in (rpc.Code.INVALID_ARGUMENT, rpc.Code.RESOURCE_EXHAUSTED)
+        assert f"the server's {kind} metadata" in caught.value.text
+        assert not channel(client).link.is_over
+
+
+async def test_a_flood_of_initial_metadata_takes_no_memory(net: Net):
+    flood = [Initial(1, raw({f"name {number}": "x" * 100})) for number in range(1000)]
+    host, port = await hostile_server(net, *flood)
+    async with rpc.connect(Store, host, port, transport="tcp") as client:
+        said = rpc.Response()
+        with pytest.raises(rpc.Error, match="metadata_bytes is 8192"):
+            await rpc.options(client, response=said).add(1, 2)
+        assert 50 < len(said.initial_metadata) < 100
+
+
+async def test_a_server_that_knows_nothing_of_metadata_back(net: Net):
+    host, port = await hostile_server(net, OutReply(1, 3))
+    async with rpc.connect(Store, host, port, transport="tcp") as client:
+        said = rpc.Response()
+        assert await rpc.options(client, response=said).add(1, 2) == 3
+        assert said.initial_metadata == said.trailing_metadata == {}
 
 
 # ---- Fuzzing ------------------------------------------------------------------------------------------------

@@ -28,8 +28,16 @@ from rdmanet.rpc.messages import (
 PAGE = Path(__file__).parents[2] / "docs/reference/rpc-protocol.md"
 VECTORS = re.findall(r"^\| `(\w+\(.*\))` \| `([0-9a-f]+)` \|$", PAGE.read_text(), re.MULTILINE)
 KINDS = {cls.__name__: cls for cls in messages.Message.__args__}
-RAW = {"Hello": 7, "Call": 3, "Reply": 1, "Failure": 3, "Item": 1}
-"""Which item of a message is msgpack of its own."""
+RAW = {
+    "Hello": {7},
+    "Call": {3, 4},
+    "Reply": {1, 4},
+    "Failure": {3, 6},
+    "Item": {1},
+    "End": {1},
+    "Initial": {1},
+}
+"""Which items of a message are msgpack of their own."""
 
 
 def message_of(text: str) -> Any:
@@ -37,10 +45,11 @@ def message_of(text: str) -> Any:
 
     def make(name: str) -> Any:
         def build(*items: Any) -> Any:
-            raw = RAW.get(name, len(items))
-            count = min(len(items), 5) if name == "Call" else raw + 1
-            encoded = [Raw(msgspec.msgpack.encode(item)) for item in items[raw:count]]
-            return getattr(messages, name)(*items[:raw], *encoded, *items[count:])
+            raw = RAW.get(name, ())
+            found = [
+                Raw(msgspec.msgpack.encode(each)) if at in raw else each for at, each in enumerate(items)
+            ]
+            return getattr(messages, name)(*found)
 
         return build
 
@@ -51,13 +60,21 @@ def as_sent(message: Any) -> Any:
     """A Call without metadata is sent without a place for it, as peers of older versions do. So are others."""
     if isinstance(message, messages.Hello) and message.services is None:
         return messages.OutHello(*msgspec.structs.astuple(message)[:-1])
-    if isinstance(message, messages.Call | messages.Reply | messages.Item) and message.memory is None:
-        if isinstance(message, messages.Item):
-            return OutItem(message.number, message.item)
-        if isinstance(message, messages.Reply):
-            return (OutReplyReturning if message.returned else OutReply)(message.number, message.result)
+    if isinstance(message, messages.Item) and message.memory is None:
+        return OutItem(message.number, message.item)
+    if isinstance(message, messages.Reply) and message.metadata is messages.NIL:
+        if message.memory is not None:
+            return messages.OutReplyBringing(*msgspec.structs.astuple(message)[:-1])
+        return (OutReplyReturning if message.returned else OutReply)(message.number, message.result)
+    if isinstance(message, messages.Call) and not message.asks:
         out = message.number, message.method, message.timeout_us, message.arguments
+        if message.memory is not None:
+            return messages.OutCallBringing(*out, message.metadata, message.memory)
         return OutCall(*out) if message.metadata is messages.NIL else OutCallWith(*out, message.metadata)
+    if isinstance(message, messages.Failure) and message.metadata is messages.NIL:
+        return messages.OutFailure(*msgspec.structs.astuple(message)[:-1])
+    if isinstance(message, messages.End) and message.metadata is messages.NIL:
+        return messages.OutEnd(message.number)
     if isinstance(message, messages.Goaway) and message.taken is None:
         return OutGoaway(message.reason)
     return message
@@ -79,7 +96,7 @@ def test_vectors(text: str, encoded: str):
 def test_every_kind_has_a_vector():
     kinds = {bytes.fromhex(encoded)[5] for _, encoded in VECTORS}
     tags = {cls.__struct_config__.tag for cls in KINDS.values()}
-    assert kinds == tags == set(range(12))
+    assert kinds == tags == set(range(13))
 
 
 def test_what_is_encoded_in_one_step_is_the_same():
