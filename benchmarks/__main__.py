@@ -23,10 +23,9 @@ from typing import Any
 
 from benchmarks.cases import CASES, VARIANTS, Case, Variant
 from benchmarks.chart import drawing
+from benchmarks.compiling import HERE, compiled
 from benchmarks.report import markdown
 
-HERE = Path(__file__).parent
-BUILD = HERE.parent / "build"
 RESULTS = HERE / "results"
 CASE_TIMEOUT_S = 60.0
 
@@ -203,13 +202,9 @@ class Probe:
     """Nanoseconds that a cache line takes from one CPU to the other and back; None with one CPU."""
 
     def __init__(self, one: int, other: int) -> None:
-        self.program = BUILD / "cacheline"
         self.cpus = [str(one), str(other)]
-        source = HERE / "cacheline.c"
-        if one >= 0 and (not self.program.exists() or self.program.stat().st_mtime < source.stat().st_mtime):
-            BUILD.mkdir(exist_ok=True)
-            compiler = os.environ.get("CC", "cc")
-            subprocess.run([compiler, "-O2", "-pthread", "-o", self.program, source], check=True)
+        if one >= 0:
+            self.program = compiled("cacheline", "cacheline.c", "-pthread")
 
     def __call__(self) -> float | None:
         if self.cpus[0].startswith("-"):

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.__main__ import BUILD, HERE
+from benchmarks.compiling import HERE, compiled
 from rdmanet import _core
 from rdmanet.cli.soft_run import environment, library_directory
 
@@ -199,9 +199,7 @@ def main() -> int:
     repetitions = args.repetitions or (1 if args.quick else 7)
     cases = contests(0.1 if args.quick else 1)
 
-    plain = BUILD / "tcp_peer"
-    BUILD.mkdir(exist_ok=True)
-    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-o", plain, HERE / "tcp_peer.c"], check=True)
+    plain = compiled("tcp_peer", "tcp_peer.c")
     hosts = Hosts(args.realtime)
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
     with hosts.there([str(plain), "serve"]) as server:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.chart import Bars, draw
-from benchmarks.touch import BUILD, library
+from benchmarks.compiling import BUILD
+from benchmarks.touch import library
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -1,24 +1,16 @@
 """Work on bytes, in C (touch.c), so that what is measured is not Python's."""
 
 import ctypes
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-BUILD = HERE.parent / "build"
+from benchmarks.compiling import compiled
 
 
 def library() -> Path:
     """Where it is; it is compiled if need be."""
-    source, path = HERE / "touch.c", BUILD / "touch.so"
-    if not path.exists() or path.stat().st_mtime < source.stat().st_mtime:
-        BUILD.mkdir(exist_ok=True)
-        compiler = os.environ.get("CC", "cc")
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", path, source], check=True)
-    return path
+    return compiled("touch.so", "touch.c", "-shared", "-fPIC")
 
 
 def function(name: str, *types: Any) -> Any:
