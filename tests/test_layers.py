@@ -116,7 +116,7 @@ ROOMS = [
     [RPC_GROUND],
     [{"rpc.turns", "rpc.long_writes", "rpc.long_bodies", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
     [{"rpc.peers"}, {"rpc.messenger"}, {"rpc.in_memory"}],
-    [{"rpc.context", "rpc.response"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
+    [{"rpc.context", "rpc.response", "rpc.threads"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
     [{"rpc.failures"}],
     [
         {"rpc.streaming"},

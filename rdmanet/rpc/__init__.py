@@ -32,6 +32,7 @@ From the top; a module imports only what stands below it:
     peers                   who is at the other end
     calls                   which message may come when: tables, no I/O
     schema, messages        what a class offers, and how it is encoded;  the wire format
+    threads                 @rpc.method, and methods that run in threads
     response                what a method says beside its result
     stats                   what each side counts of each method
     gathering, packing      the memory of arrays that are inside of others
@@ -53,13 +54,13 @@ from rdmanet.rpc.client import peer as peer
 from rdmanet.rpc.client import stats as stats
 from rdmanet.rpc.context import CallInfo as CallInfo
 from rdmanet.rpc.context import deadline as deadline
+from rdmanet.rpc.context import is_active as is_active
 from rdmanet.rpc.context import metadata as metadata
 from rdmanet.rpc.context import send_initial_metadata as send_initial_metadata
 from rdmanet.rpc.context import set_trailing_metadata as set_trailing_metadata
 from rdmanet.rpc.errors import Code as Code
 from rdmanet.rpc.errors import Error as Error
 from rdmanet.rpc.limits import Limits as Limits
-from rdmanet.rpc.method_options import method as method
 from rdmanet.rpc.peers import Peer as Peer
 from rdmanet.rpc.resolving import Resolver as Resolver
 from rdmanet.rpc.response import Response as Response
@@ -68,3 +69,4 @@ from rdmanet.rpc.schema import Service as Service
 from rdmanet.rpc.server import Server as Server
 from rdmanet.rpc.server import serve as serve
 from rdmanet.rpc.stats import MethodStats as MethodStats
+from rdmanet.rpc.threads import method as method

@@ -257,7 +257,7 @@ class Answers:
 
         :raises RuntimeError: an item of its stream was sent
         """
-        running = self._running(call)
+        running = self.running(call)
         if running is not None and running.sent is not None and running.sent.outflow.sent_bytes:
             raise RuntimeError(
                 f"{running.method.label}: initial metadata goes before the first item: send it before the first yield"
@@ -266,10 +266,10 @@ class Answers:
             return
         if self._link.turns.busy:
             await self._link.turns.wait()
-        if self._running(call) is not None:
+        if self.running(call) is not None:
             running.counter.sent_bytes += self._link.send(Initial(running.number, raw(metadata)))
 
-    def _running(self, call: CallInfo) -> Running | None:
+    def running(self, call: CallInfo) -> Running | None:
         """A call that has no answer yet, on a connection that lives."""
         found = self._book.calls.get(call._number)
         return None if found is None or found[1].call is not call or self._link.is_over else found[1]

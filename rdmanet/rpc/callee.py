@@ -63,7 +63,7 @@ from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.peers import Peer, peer_of
-from rdmanet.rpc.running import Running, limited
+from rdmanet.rpc.running import Running, limited, threads_end
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.shares import Held, Share
 from rdmanet.rpc.snapshot import alone
@@ -163,7 +163,7 @@ class Callee:
             End: self._on_end,
             Window: self._on_window,
             Release: self._on_release,
-            Ping: self._on_ping,
+            Ping: self.link.answer,
             Pong: self._parting.answered,
         }
         most = limits.message_bytes, limits.calls, limits.stream_bytes
@@ -338,14 +338,22 @@ class Callee:
         if running is not None:
             running.release()
 
-    def _on_ping(self, message: Ping) -> None:
-        self.link.answer(message)
-
     # -- a call --------------------------------------------------------------------------------------------
 
     async def say(self, call: CallInfo, metadata: Metadata) -> None:
         """Send initial metadata of a call (context.py)."""
         await self._answers.say(call, metadata)
+
+    @property
+    def executor(self) -> Any:
+        """Whose threads run methods (threads.py); None: the loop's."""
+        return self.server.executor
+
+    def leave(self, call: CallInfo, thread: asyncio.Future[None]) -> None:
+        """The method of this call waits no more for a thread, which goes on."""
+        running = self._answers.running(call) or next((r for r in self._running if r.call is call), None)
+        if running is not None:
+            running.threads = [*(running.threads or ()), thread]
 
     async def _run(self, running: Running, arguments: tuple[Any, ...]) -> None:
         """The task of a call."""
@@ -389,6 +397,8 @@ class Callee:
         finally:
             if timer is not None:
                 timer.cancel()
+            if running.threads is not None and not self.loop.is_closed():
+                await threads_end(self.book, running.threads)
             for buffer in buffers:
                 buffer.release()
             counter = running.counter

@@ -14,6 +14,6 @@ cdef class CallerBook:
 
 @cython.final
 cdef class CalleeBook:
-    cdef public Py_ssize_t calls_max
+    cdef public Py_ssize_t calls_max, left
     cdef readonly dict calls, lending
     cpdef begin(self, object number, object kind, object owner, object inflow=*, object outflow=*)

@@ -243,16 +243,18 @@ class CalleeBook:
     :param calls_max: how many may be unfinished at a time
     :ivar calls: those that run, by their numbers
     :ivar lending: those whose results are on loan
+    :ivar left: how many have been answered, and still have threads
     """
 
     def __init__(self, calls_max: int) -> None:
         self.calls_max = calls_max
         self.calls: dict[int, tuple[Kind, Any, Inflow | None, Outflow | None]] = {}
         self.lending: dict[int, Any] = {}
+        self.left = 0
 
     def __len__(self) -> int:
-        """Unfinished calls, those included whose results are on loan."""
-        return len(self.calls) + len(self.lending)
+        """Unfinished calls, those included whose results are on loan, and those that have threads."""
+        return len(self.calls) + len(self.lending) + self.left
 
     def begin(
         self,
@@ -266,7 +268,7 @@ class CalleeBook:
 
         :raises Error: RESOURCE_EXHAUSTED; it is not begun, and that is the answer
         """
-        if len(self.calls) + len(self.lending) >= self.calls_max:
+        if len(self.calls) + len(self.lending) + self.left >= self.calls_max:
             raise exceeded("calls", self.calls_max, f"this connection has {len(self)} unfinished calls")
         self.calls[number] = kind, owner, inflow, outflow
 

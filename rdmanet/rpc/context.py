@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Protocol, cast
@@ -21,7 +22,15 @@ from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.peers import Peer
 from rdmanet.rpc.response import Response
 
-__all__ = ["CallInfo", "deadline", "metadata", "peer", "send_initial_metadata", "set_trailing_metadata"]
+__all__ = [
+    "CallInfo",
+    "deadline",
+    "metadata",
+    "peer",
+    "is_active",
+    "send_initial_metadata",
+    "set_trailing_metadata",
+]
 
 
 class Side(Protocol):
@@ -35,6 +44,9 @@ class Answering(Side, Protocol):
     """The same at a server."""
 
     limits: Limits
+    executor: Executor | None
+
+    def leave(self, call: CallInfo, thread: asyncio.Future[None]) -> None: ...
 
     async def say(self, call: CallInfo, metadata: Metadata) -> None: ...
 
@@ -123,6 +135,16 @@ def metadata() -> Mapping[str, str | bytes]:
     return MappingProxyType({} if found is None else dict(found.metadata))
 
 
+def is_active() -> bool:
+    """In a method: whether its call has no answer yet. Else False.
+
+    A method that computes in a thread (``@rpc.method(thread=True)``) cannot be cancelled. It may ask this from time to
+    time, and return when it is False: its caller has been answered, by a deadline or because it has cancelled the call,
+    and whatever the method returns is dropped.
+    """
+    return current() is not None
+
+
 async def send_initial_metadata(metadata: Mapping[str, str | bytes]) -> None:
     """In a method: tell its caller something now, before the result and before the items of a stream.
 
@@ -155,12 +177,17 @@ def set_trailing_metadata(metadata: Mapping[str, str | bytes]) -> None:
     call.trailing_metadata.update(metadata)
 
 
+def server_side(call: CallInfo) -> Answering:
+    """The connection of a call that is being executed."""
+    return cast(Answering, call._side)
+
+
 def _answering(what: str) -> tuple[CallInfo, Answering]:
     if (found := current()) is None:
         raise RuntimeError(
             f"rpc.{what}: this does not run in a method, or its call has its answer: call it before the method returns"
         )
-    return found, cast(Answering, found._side)
+    return found, server_side(found)
 
 
 def deadline_in(timeout: float | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ class Host(Protocol):
     interceptors: Sequence[Interceptor]
     intercept_builtin: bool
     carry: Sequence[ContextVar[Any]]
+    executor: Executor | None
     refusal: str | None
     callees: set[Any]
     """The connections."""

@@ -89,6 +89,8 @@ class Method(Coded):
         self.stream: tuple[str, Any] | None = None
         self.stream_at: int | None = None
         self._read(hints, inspect.signature(function))
+        if self.options.thread:
+            self._check_thread()
         self.buffers = [i for i, parameter in enumerate(self.parameters) if parameter.is_buffer]
         self.result_is_buffer = is_buffer(self.result) and self.kind not in (Kind.SERVER_STREAM, Kind.BOTH)
         self.result_is_array = isinstance(self.result, ArrayType)
@@ -112,7 +114,8 @@ class Method(Coded):
         elif streamed is None:
             raise TypeError(
                 f"{self.label} is not a coroutine function (`async def`), nor does it return an AsyncIterator; begin"
-                " its name with an underscore if it is not to be called by others"
+                " its name with an underscore if it is not to be called by others, or mark it with"
+                " @rpc.method(thread=True) if it computes, and is to run in a thread"
             )
         _, *parameters = signature.parameters.values()
         for parameter in parameters:
@@ -149,6 +152,16 @@ class Method(Coded):
             )
         self.result = declared(result, f"{self.label}: the result") if streamed is None else streamed
         self.kind = Kind((streamed is not None) * Kind.SERVER_STREAM + (self.stream is not None) * 2)
+
+    def _check_thread(self) -> None:
+        """Raise TypeError if a method that runs in a thread takes what only a coroutine can use."""
+        if self.stream is not None:
+            text = f"parameter {self.stream[0]} is a stream, which a thread cannot take: take a list"
+            raise TypeError(f"{self.label}: thread=True: {text}, or write `async def`")
+        for parameter in self.parameters:
+            if parameter.type is Buffer:
+                text = f"parameter {parameter.name} is an rpc.Buffer, which a thread cannot read: take a memoryview"
+                raise TypeError(f"{self.label}: thread=True: {text}, or write `async def`")
 
     def _make_codecs(self) -> None:
         for parameter in self.parameters:

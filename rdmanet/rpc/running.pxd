@@ -13,6 +13,6 @@ cdef class Running(Holder):
     cdef readonly Coded method
     cdef readonly Counter counter
     cdef readonly double begun_at
-    cdef public object task, code, received, sent, released, packed
+    cdef public object task, code, received, sent, released, packed, threads
     cdef readonly list borrowed
     cdef public bint late, is_cancelled, taking, asks

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, cast
 
+from rdmanet.rpc.calls import CalleeBook
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.lending import until_done
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.method import Method
 from rdmanet.rpc.packing import Packed
@@ -36,6 +39,15 @@ def limited(method: Method, counter: Counter, deadline: float | None, now: float
     return own if deadline is None else min(own, deadline)
 
 
+async def threads_end(book: CalleeBook, threads: list[asyncio.Future[None]]) -> None:
+    """Wait until the threads of a call have ended that has its answer: until then it keeps what it has."""
+    book.left += 1
+    for thread in threads:
+        with contextlib.suppress(asyncio.CancelledError):
+            await until_done(thread)
+    book.left -= 1
+
+
 class Running(Holder):
     """A call that is being executed.
 
@@ -53,6 +65,7 @@ class Running(Holder):
     :ivar taking: arguments are being taken
     :ivar packed: the arguments, if they have come with the memory of arrays, and are not decoded
     :ivar asks: the caller takes metadata back
+    :ivar threads: those that it has left, and that have not ended (threads.py); None: there are none
     """
 
     def __init__(
@@ -82,6 +95,7 @@ class Running(Holder):
         self.taking = False
         self.packed: Packed | None = None
         self.asks = False
+        self.threads: list[asyncio.Future[None]] | None = None
 
     @property
     def has_returned(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Service
 from rdmanet.rpc.shares import Shares
 from rdmanet.rpc.stats import MethodStats, counted
+from rdmanet.rpc.threads import check_executor
 
 __all__ = ["Server", "serve"]
 
@@ -38,6 +40,7 @@ async def serve(
     interceptors: Sequence[Interceptor] = (),
     intercept_builtin: bool = False,
     carry: Sequence[ContextVar[Any]] = (),
+    executor: Executor | None = None,
     **transport_options: Any,
 ) -> Server:
     """Serve the methods of an object: ``server = await rpc.serve(Store(), host, port)``.
@@ -61,14 +64,20 @@ async def serve(
     :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``
     :param intercept_builtin: whether they run around calls of `Health` and `Reflection`, too
     :param carry: context variables that methods get from their callers, if these carry them, too
+    :param executor: whose threads run the methods that are marked with ``@rpc.method(thread=True)``, for example a
+        ``concurrent.futures.ThreadPoolExecutor``. It stays yours: shut it down after the server's end. None: the loop's
+        default executor
     :param transport_options: for ``start_rdma_server``, or asyncio's ``create_server`` and ``create_unix_server``
     :raises OSError: it cannot listen
-    :raises TypeError: it is no service
+    :raises TypeError: it is no service, or the executor has no threads
     :raises ValueError: two of the services have the same name, or an argument is none of the above
     """
     silence = checked_keepalive("serve", keepalive)
+    check_executor(executor)
     services = [service] if isinstance(service, Service) or not isinstance(service, Sequence) else service
-    server = Server(services, limits, send_tracebacks, silence, interceptors, carry, intercept_builtin)
+    server = Server(
+        services, limits, send_tracebacks, silence, interceptors, carry, intercept_builtin, executor
+    )
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
     )
@@ -93,6 +102,7 @@ class Server:
         interceptors: Sequence[Interceptor],
         carry: Sequence[ContextVar[Any]],
         intercept_builtin: bool = False,
+        executor: Executor | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.services = served_by_name(services)
@@ -105,6 +115,7 @@ class Server:
         self.interceptors = interceptors
         self.intercept_builtin = intercept_builtin
         self.carry = carry
+        self.executor = executor
         self.callees: set[Callee] = set()
         self.running: set[Running] = set()
         self.refusal: str | None = None
@@ -166,7 +177,8 @@ class Server:
 
         Clients are told. A call that was sent before its client has heard it is executed, and each later one gets
         UNAVAILABLE. After ``timeout`` seconds, calls that still run are cancelled. A client that does not answer holds
-        this up for some seconds at most. If this is cancelled, the server goes on draining: close it.
+        this up for some seconds at most. Threads of methods cannot be cancelled, and are waited for. If this is
+        cancelled, the server goes on draining: close it.
 
         :raises RuntimeError: it is called by a method of this server, and would wait for that
         """

@@ -41,6 +41,7 @@ PRINTED = {
         "4 True\n",
         "-0.1 (10,)\n",
         "[3. 3. 3.]\n",
+        "bbd05cf6\n",
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
         "4 5\n",
         "Adder.add for a has ended\n3\n",
