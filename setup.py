@@ -76,6 +76,7 @@ class BuildExtensions(build_ext):
     def finalize_options(self):
         super().finalize_options()
         self.parallel = self.parallel or True  # as many at once as there are processors
+        self.in_tree = self.inplace  # run() sets that to False, and copies what was built
 
     def get_ext_filename(self, fullname):
         # Asked with and without the package's name in front.
@@ -85,7 +86,7 @@ class BuildExtensions(build_ext):
 
     def build_extension(self, ext):
         # Symbols are for whoever develops in the tree; in a wheel they are two thirds of its size.
-        if not self.inplace and not instrumented:
+        if not self.in_tree and not instrumented:
             ext.extra_link_args = [*ext.extra_link_args, "-Wl,--strip-all"]
         super().build_extension(ext)
 
