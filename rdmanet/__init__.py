@@ -26,8 +26,8 @@ asyncio, and ``rdmanet.run(main())`` does not load a device before there is a co
 
 The first server over RDMA imports all that it takes to make others and connections, to read and write, and to end in
 whatever way. A program may then give up the right to read these files (tests/streams/test_starting.py). The first
-connection does so, too, except for what few short ones need, which takes long: a program that only connects, and gives
-up that right, names ``rdmanet.OfferedMemory`` before.
+connection does so, too, except for what few short ones need, which takes long (stream/whole.py): a program that only
+connects, and gives up that right, names ``rdmanet.OfferedMemory`` before.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from rdmanet.loop import run as run
     from rdmanet.stream.metrics import MetricsCollector as MetricsCollector
     from rdmanet.stream.metrics import metrics as metrics
-    from rdmanet.stream.peer_memory import OfferedMemory as OfferedMemory
     from rdmanet.stream.registered import RegisteredMemory as RegisteredMemory
     from rdmanet.stream.tls import start_tls as start_tls
+    from rdmanet.stream.whole import OfferedMemory as OfferedMemory
     from rdmanet.streams.blocking import RdmaStream as RdmaStream
     from rdmanet.streams.blocking import open_rdma_stream as open_rdma_stream
     from rdmanet.streams.blocking_listener import RdmaStreamListener as RdmaStreamListener
@@ -108,7 +108,7 @@ _LAZY = {
     "sendfile": "streams.files",
     "MetricsCollector": "stream.metrics",
     "metrics": "stream.metrics",
-    "OfferedMemory": "stream.peer_memory",
+    "OfferedMemory": "stream.whole",
     "RdmaStreamReader": "streams.reader_writer",
     "RdmaStreamWriter": "streams.reader_writer",
     "open_rdma_connection": "streams.reader_writer",

@@ -96,7 +96,8 @@ ROOMS = [
     [{"stream.parts"}],
     [{"stream.beginning", "stream.reports"}],
     [{"stream.lifecycle"}],
-    [{"stream.rdma_transport"}],
+    [{"stream.rdma_transport"}, {"stream.whole"}],
+    [{"stream.listening"}],
     [{"transport"}],
     [
         {"streams.buffering", "streams.accept_queue"},

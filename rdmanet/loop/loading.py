@@ -15,15 +15,19 @@ logger = logging.getLogger("rdmanet")
 _is_told = False
 
 
-def load() -> None:
-    """Import all that connections and servers by RDMA take, however they end.
+def load(serves: bool = False) -> None:
+    """Import all that connections by RDMA take, however they end, but for what short ones do not (stream/whole.py).
 
+    :param serves: import all that servers take, too, and their connections
     :raises OSError: the program cannot read these modules any more (ELIBACC), or has no descriptor or memory left now
     """
     global _is_told
     try:
         import rdmanet.streams.files
         import rdmanet.transport  # noqa: F401
+
+        if serves:
+            import rdmanet.stream.listening  # noqa: F401
     except (ImportError, OSError) as exc:
         if may_work_again(exc):
             raise

@@ -232,7 +232,7 @@ class DualServer(asyncio.AbstractServer):
         """Do what takes long and needs no TCP listener: clients who find that without a door take TCP."""
         if any(not (why_few_descriptors() or _why_tcp_alone(tcp)) for tcp, _ in self._offerable()):
             with contextlib.suppress(OSError):  # which _join() will meet again
-                loading.load()
+                loading.load(serves=True)
 
     def _offerable(self) -> list[tuple[Any, SockAddr]]:
         found = [(tcp, cast(SockAddr, tcp.getsockname())) for tcp in self.sockets if tcp.family in _INTERNET]
@@ -383,7 +383,7 @@ class DualServer(asyncio.AbstractServer):
 
     async def _join(self, address: SockAddr, takes_both: bool, descriptor: int) -> None:
         """Listen for RDMA on the address of one TCP listener, and open its door."""
-        loading.load()
+        loading.load(serves=True)
         from rdmanet.stream.addresses import libraries_for
 
         are_dealt_here = workers.are_dealt_at_the_door(libraries_for(address, None))

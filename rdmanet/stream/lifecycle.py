@@ -34,11 +34,10 @@ import errno
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
 from rdmanet._core import CMID, process_id
-from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.errors import name_peer
 from rdmanet.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
 from rdmanet.stream import tls
@@ -47,16 +46,18 @@ from rdmanet.stream.callbacks import Callbacks, is_buffered
 from rdmanet.stream.connection import Connection
 from rdmanet.stream.deadlines import Deadlines
 from rdmanet.stream.establish import Endpoint, Role
-from rdmanet.stream.explaining import info_of
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
 from rdmanet.stream.parts import Life, keep_received, steps_of_end
 from rdmanet.stream.readiness import Readiness
-from rdmanet.stream.regions import Regions
 from rdmanet.stream.reports import Reports
 from rdmanet.stream.teardown import FAREWELL_S, Teardown
 from rdmanet.stream.writing import WritingHalf
+
+if TYPE_CHECKING:
+    from rdmanet.base.accounts import ConnectionInfo
+    from rdmanet.stream.regions import Regions
 
 # As plain numbers: each operator of an IntFlag calls Python functions.
 _STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DISCONNECT, _RELEASE, _ = map(
@@ -121,6 +122,8 @@ class Lifecycle(Life):
         """See `Life`. When the connection is over, it is as if these had been there before."""
         regions = self.known_regions
         if regions is None:
+            from rdmanet.stream.regions import Regions  # see stream/whole.py
+
             regions = self.known_regions = Regions(self.connection, self.loop_context, Reports(self))
             if self.machine.over:
                 regions.close()
@@ -130,6 +133,8 @@ class Lifecycle(Life):
 
     def info(self) -> ConnectionInfo:
         """The connection as it is now."""
+        from rdmanet.stream.explaining import info_of  # see stream/whole.py
+
         role = self.endpoint.role.name.lower()
         slots, transport = self.config.data_slots, self.callbacks.transport
         held = () if self.known_regions is None else self.known_regions.held()

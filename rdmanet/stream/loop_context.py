@@ -30,7 +30,7 @@ import select
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rdmanet._core import (
     CMID,
@@ -46,7 +46,6 @@ from rdmanet._core import (
     process_id,
 )
 from rdmanet.base import watching
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.base.environment import place_bytes
 from rdmanet.errors import DeviceLostError, event_error
 from rdmanet.stream import tracing
@@ -55,6 +54,9 @@ from rdmanet.stream.readiness import new_bell
 from rdmanet.stream.waits import Waits
 from rdmanet.verbs.device_events import EventFeed
 from rdmanet.verbs.device_log import DeviceLog
+
+if TYPE_CHECKING:
+    from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 
 logger = logging.getLogger("rdmanet")
 CMHandler = Callable[[CMEvent], None]

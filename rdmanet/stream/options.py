@@ -1,9 +1,8 @@
-"""How a connection is built: its sizes, its times, and what they are by default."""
+"""How a connection is built: its sizes, its times, what they are by default, and which options there are not."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -67,50 +66,55 @@ def _check_seconds(name: str, value: object) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class StreamConfig:
     """The options of one connection, or of all that a server accepts; times in seconds, sizes in bytes.
 
+    Connections with the same options share one, so nobody changes it. It is no dataclass: to make one takes longer than
+    a connection.
+
+    :ivar lost_peer: what a reader gets when the peer is lost and no byte of ours with it: "error", or "eof" as TCP's do
+    :ivar reference_writes: whether a large memoryview of memory that can change is sent from where it lies
+    :ivar unread_bytes: how much a connection takes in at least, though the program does not read, whatever its ring
+    :ivar keepalive: when to look whether an idle peer's host is there (`keepalive_of`); None: never
+    :ivar goes_elsewhere: whether a server may send this client to another of its processes, at another port of the same
+        address
+    :ivar waits_to_hear: whether an accepted connection gets its protocol with the client's first frame, and a client
+        lets its program write that (beginning.py)
+    :ivar beside_tcp: whether a TCP program that knows nothing of RDMA may listen at the peer's port. Then no iWARP
+        adapter is used: its connections are TCP's, so that program would get what we say
+    :ivar by_name_alone: whether the embedded device may reach a peer of this host only by its listener's name, so that
+        the program which has the TCP port of that number gets no byte
+    :ivar reason: what get_extra_info("fabric_reason") says
     :raises TypeError: a size is no whole number, or a time no number
     :raises ValueError: a size is out of range, or a time is negative
     """
 
-    slot_bytes: int = SLOT_BYTES
-    data_slots: int = DATA_SLOTS
-    first_slot_bytes: int = FIRST_SLOT_BYTES
-    connect_timeout: float | None = CONNECT_TIMEOUT_S
-    close_timeout: float | None = CLOSE_TIMEOUT_S
-    busy_poll: float | None = None
-    shared_receive: bool = False
-    shared_slots: int = SHARED_SLOTS
-    lost_peer: str = "error"
-    """What a reader gets when the peer is lost and no byte of ours with it: "error", or "eof" as TCP's do."""
-    reference_writes: bool = True
-    """Whether a large memoryview of memory that can change is sent from where it lies."""
-    unread_bytes: int = UNREAD_BYTES
-    """How much a connection takes in at least, though the program does not read, whatever its ring."""
-    keepalive: Keepalive | None = KEEPALIVE
-    """When to look whether an idle peer's host is there (`keepalive_of`); None: never."""
-    goes_elsewhere: bool = True
-    """Whether a server may send this client to another of its processes, at another port of the same address."""
-    waits_to_hear: bool = False
-    """Whether an accepted connection gets its protocol with the client's first frame, and a client lets its program
-    write that (beginning.py)."""
-    beside_tcp: bool = False
-    """Whether a TCP program that knows nothing of RDMA may listen at the peer's port. Then no iWARP adapter is used:
-    its connections are TCP's, so that program would get what we say."""
-    by_name_alone: bool = False
-    """Whether the embedded device may reach a peer of this host only by its listener's name, so that the program which
-    has the TCP port of that number gets no byte."""
-    reason: str = "the program asked for RDMA"
-    """What get_extra_info("fabric_reason") says."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        slot_bytes: int = SLOT_BYTES,
+        data_slots: int = DATA_SLOTS,
+        first_slot_bytes: int = FIRST_SLOT_BYTES,
+        connect_timeout: float | None = CONNECT_TIMEOUT_S,
+        close_timeout: float | None = CLOSE_TIMEOUT_S,
+        busy_poll: float | None = None,
+        *,
+        shared_receive: bool = False,
+        shared_slots: int = SHARED_SLOTS,
+        lost_peer: str = "error",
+        reference_writes: bool = True,
+        unread_bytes: int = UNREAD_BYTES,
+        keepalive: Keepalive | None = KEEPALIVE,
+        goes_elsewhere: bool = True,
+        waits_to_hear: bool = False,
+        beside_tcp: bool = False,
+        by_name_alone: bool = False,
+        reason: str = "the program asked for RDMA",
+    ) -> None:
         for name, value, least, most in (
-            ("shared_slots", self.shared_slots, 0, STREAM_SHARED_SLOTS_MAX),
-            ("slot_bytes", self.slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
-            ("first_slot_bytes", self.first_slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
-            ("data_slots", self.data_slots, 1, STREAM_DATA_SLOTS_MAX),
+            ("shared_slots", shared_slots, 0, STREAM_SHARED_SLOTS_MAX),
+            ("slot_bytes", slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
+            ("first_slot_bytes", first_slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
+            ("data_slots", data_slots, 1, STREAM_DATA_SLOTS_MAX),
         ):
             if not hasattr(value, "__index__"):
                 unit = "bytes" if name.endswith("bytes") else "slots"
@@ -120,14 +124,24 @@ class StreamConfig:
             if not least <= operator.index(value) <= most:
                 raise ValueError(f"{name}={shown(value)} is not between {least} and {most}")
         for name, seconds in (
-            ("connect_timeout", self.connect_timeout),
-            ("close_timeout", self.close_timeout),
-            ("busy_poll", self.busy_poll),
+            ("connect_timeout", connect_timeout),
+            ("close_timeout", close_timeout),
+            ("busy_poll", busy_poll),
         ):
             _check_seconds(name, seconds)
-        object.__setattr__(self, "keepalive", keepalive_of(self.keepalive))
-        if self.lost_peer not in ("error", "eof"):
-            raise ValueError(f"lost_peer={shown(self.lost_peer)} is neither 'error' nor 'eof'")
+        if lost_peer not in ("error", "eof"):
+            raise ValueError(f"lost_peer={shown(lost_peer)} is neither 'error' nor 'eof'")
+        self.slot_bytes, self.data_slots, self.first_slot_bytes = slot_bytes, data_slots, first_slot_bytes
+        self.connect_timeout, self.close_timeout, self.busy_poll = connect_timeout, close_timeout, busy_poll
+        self.shared_receive, self.shared_slots = shared_receive, shared_slots
+        self.lost_peer, self.reference_writes, self.unread_bytes = lost_peer, reference_writes, unread_bytes
+        self.keepalive = keepalive_of(keepalive)
+        self.goes_elsewhere, self.waits_to_hear = goes_elsewhere, waits_to_hear
+        self.beside_tcp, self.by_name_alone, self.reason = beside_tcp, by_name_alone, reason
+
+    def replaced(self, **changes: Any) -> StreamConfig:
+        """One that is the same but for these options."""
+        return StreamConfig(**(vars(self) | changes))
 
 
 _kept = lru_cache(maxsize=16, typed=True)(StreamConfig)
@@ -161,3 +175,27 @@ def config_of(
         return StreamConfig(slot_bytes, data_slots, first_slot_bytes, **options)
     _last = given, config
     return config
+
+
+_UNBUILT = {"sock", "happy_eyeballs_delay", "interleave", "reuse_port"}
+"""The keywords of asyncio's functions that are not implemented yet."""
+
+
+def refuse_unbuilt(call: str, given: dict[str, Any]) -> None:
+    """Raise an error for keywords that are not implemented yet.
+
+    :param call: what the program has called
+    """
+    named = [name for name, value in given.items() if name in _UNBUILT and value not in (None, False)]
+    if named:
+        raise NotImplementedError(
+            f"{call}() does not support {', '.join(named)} yet: leave it out, or call asyncio's own function on the"
+            " loop of rdmanet.run(), which takes TCP where RDMA cannot do this"
+        )
+
+
+def refuse_unknown(call: str, given: dict[str, Any]) -> None:
+    """Raise an error for keywords that no version of asyncio's functions has."""
+    for name in given:
+        if name not in _UNBUILT:
+            raise TypeError(f"{call}() got an unexpected keyword argument {shown(name)}")

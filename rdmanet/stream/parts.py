@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rdmanet.protocol import Event, Machine
 from rdmanet.stream.callbacks import Callbacks
@@ -19,9 +20,11 @@ from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
 from rdmanet.stream.readiness import Readiness
-from rdmanet.stream.regions import Regions
 from rdmanet.stream.teardown import Teardown
 from rdmanet.stream.writing import WritingHalf
+
+if TYPE_CHECKING:
+    from rdmanet.stream.regions import Regions
 
 
 class Life:

@@ -18,22 +18,17 @@ from rdmanet import credit
 from rdmanet._core import MR, AccessFlags, CompiledReader, CompiledWriter
 from rdmanet.errors import shown
 from rdmanet.stream.in_the_clear import tell_of_failure
-from rdmanet.stream.options import REVOKE_TIMEOUT_S
-from rdmanet.stream.registered import RegisteredMemory
+from rdmanet.stream.options import REVOKE_TIMEOUT_S, refuse_unbuilt
 from rdmanet.stream.tls import start_tls
 from rdmanet.streams.offered import OfferIterator, OfferQueue
-from rdmanet.transport import (
-    RdmaServer,
-    RdmaTransport,
-    create_rdma_connection,
-    refuse_unbuilt,
-    start_rdma_server,
-)
+from rdmanet.transport import RdmaTransport, create_rdma_connection
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from rdmanet.stream.peer_memory import OfferedMemory
+    from rdmanet.stream.registered import RegisteredMemory
+    from rdmanet.transport import RdmaServer
 
 _LIMIT = 2**16
 
@@ -369,5 +364,7 @@ async def start_rdma_stream_server(
 
     def factory() -> asyncio.BaseProtocol:
         return _ReaderProtocol(RdmaStreamReader(limit, loop), client_connected_cb, loop)
+
+    from rdmanet.transport import start_rdma_server  # which clients do not take
 
     return await start_rdma_server(factory, host, port, **kwds)

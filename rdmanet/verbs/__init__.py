@@ -13,87 +13,90 @@ ResourceWarning. Nothing here blocks: wait for the descriptors CompChannel.fd an
 meanings are those of rdma-core's manual pages, ibv_post_send(3) and so on.
 """
 
-from rdmanet._core import (
-    AH,
-    CQ,
-    CQEX,
-    DM,
-    MR,
-    MTU,
-    MW,
-    PD,
-    QP,
-    SGE,
-    SRQ,
-    WC,
-    XRCD,
-    AccessFlags,
-    AdviseMRAdvice,
-    AdviseMRFlags,
-    AHAttr,
-    AsyncEvent,
-    AtomicCap,
-    BufferPool,
-    CompChannel,
-    Completions,
-    Context,
-    CQInitAttrEx,
-    CreateCQFlags,
-    CreateCQWCFlags,
-    Device,
-    DeviceAttr,
-    EventType,
-    GIDEntry,
-    GIDType,
-    GlobalRoute,
-    Library,
-    LinkLayer,
-    MigState,
-    MWBind,
-    MWBindInfo,
-    MWType,
-    NodeType,
-    PooledBuffer,
-    PortAttr,
-    PortState,
-    QPAttr,
-    QPAttrMask,
-    QPCap,
-    QPCreateFlags,
-    QPInitAttr,
-    QPInitAttrEx,
-    QPState,
-    QPType,
-    RecvWR,
-    SendFlags,
-    SendOpsFlags,
-    SendWR,
-    SRQAttr,
-    SRQInitAttr,
-    SRQType,
-    TransportType,
-    WCFlags,
-    WCOpcode,
-    WCStatus,
-    WROpcode,
-    WRSession,
-    best_gid,
-    devices,
-    inc_rkey,
-    live_objects,
-)
-from rdmanet.errors import (
-    CompletionError,
-    CompletionResetError,
-    DeviceNotFoundError,
-    ModifyQPError,
-    RdmaError,
-    RemoteAccessError,
-)
-from rdmanet.verbs.device_lookup import features, find_device, open_device
+import importlib
+
+from rdmanet import _core, errors
 
 TYPE_CHECKING = False  # see rdmanet/__init__.py
 if TYPE_CHECKING:
+    from rdmanet._core import (
+        AH,
+        CQ,
+        CQEX,
+        DM,
+        MR,
+        MTU,
+        MW,
+        PD,
+        QP,
+        SGE,
+        SRQ,
+        WC,
+        XRCD,
+        AccessFlags,
+        AdviseMRAdvice,
+        AdviseMRFlags,
+        AHAttr,
+        AsyncEvent,
+        AtomicCap,
+        BufferPool,
+        CompChannel,
+        Completions,
+        Context,
+        CQInitAttrEx,
+        CreateCQFlags,
+        CreateCQWCFlags,
+        Device,
+        DeviceAttr,
+        EventType,
+        GIDEntry,
+        GIDType,
+        GlobalRoute,
+        Library,
+        LinkLayer,
+        MigState,
+        MWBind,
+        MWBindInfo,
+        MWType,
+        NodeType,
+        PooledBuffer,
+        PortAttr,
+        PortState,
+        QPAttr,
+        QPAttrMask,
+        QPCap,
+        QPCreateFlags,
+        QPInitAttr,
+        QPInitAttrEx,
+        QPState,
+        QPType,
+        RecvWR,
+        SendFlags,
+        SendOpsFlags,
+        SendWR,
+        SRQAttr,
+        SRQInitAttr,
+        SRQType,
+        TransportType,
+        WCFlags,
+        WCOpcode,
+        WCStatus,
+        WROpcode,
+        WRSession,
+        best_gid,
+        devices,
+        inc_rkey,
+        live_objects,
+    )
+    from rdmanet.errors import (
+        CompletionError,
+        CompletionResetError,
+        DeviceNotFoundError,
+        ModifyQPError,
+        RdmaError,
+        RemoteAccessError,
+    )
+    from rdmanet.verbs.device_lookup import features, find_device, open_device
     from rdmanet.wire.qpinfo import QPInfo
     from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
 
@@ -181,14 +184,28 @@ __all__ = [
 ]
 
 
+_ELSEWHERE = {
+    "QPInfo": "wire.qpinfo",
+    **dict.fromkeys(("RemoteArray", "RemoteMemory", "RemoteStruct"), "wire.remote"),
+    **dict.fromkeys(("features", "find_device", "open_device"), "verbs.device_lookup"),
+}
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """These import msgspec, which takes longer than a connection of the byte stream: see base/bodies.py."""
-        if name == "QPInfo":
-            from rdmanet.wire import qpinfo as module
-        elif name in ("RemoteArray", "RemoteMemory", "RemoteStruct"):
-            from rdmanet.wire import remote as module
-        else:
+        """Each is looked up when it is first used: streams import modules of this package, and need few of its names.
+
+        Some of them import msgspec, which takes longer than a connection of the byte stream: see base/bodies.py.
+        """
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(module, name)
+        if name in _ELSEWHERE:
+            module = importlib.import_module(f"rdmanet.{_ELSEWHERE[name]}")
+        else:
+            module = errors if name.endswith("Error") else _core
+        found = globals()[name] = getattr(module, name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -206,6 +206,18 @@ def test_what_one_echo_imports_of_others() -> None:
     assert words_of_client(ONE_ECHO) == []
 
 
+def test_one_echo_imports_nothing_of_servers_and_of_memory() -> None:
+    """These are a third of what a connection imports, and a client needs them rarely."""
+    more = 'print(*(name for name in sys.modules if name.startswith("rdmanet")))'
+    loaded = words_of_client(f"{ONE_ECHO}{more}")
+    assert "rdmanet.stream.lifecycle" in loaded
+    rest = (
+        "listening server admission whole regions bindings registered explaining transport_socket peer_memory"
+    )
+    assert not {f"rdmanet.stream.{name}" for name in rest.split()} & {*loaded}
+    assert not {"rdmanet.base.accounts", "rdmanet.wire.offers", "rdmanet.verbs.device_lookup"} & {*loaded}
+
+
 def test_what_a_client_imports_after_its_first_connection() -> None:
     """Nothing, however its connections end."""
     assert words_of_client(CLIENT.replace("{more}", "")) == []
