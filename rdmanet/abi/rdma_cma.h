@@ -60,7 +60,6 @@ enum {
     RDMA_OPTION_ID_AFONLY = 2,
     RDMA_OPTION_ID_ACK_TIMEOUT = 3,
 };
-enum { RDMA_OPTION_IB_PATH = 1 };
 enum rdma_cm_join_mc_attr_mask {
     RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1 << 0,
     RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 1 << 1,
@@ -71,13 +70,6 @@ enum rdma_cm_mc_join_flags {
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
     RDMA_MC_JOIN_FLAG_RESERVED,
 };
-
-/* IB service ids that stand for an IP port. */
-#define RDMA_IB_IP_PS_MASK 0xFFFFFFFFFFFF0000ULL
-#define RDMA_IB_IP_PORT_MASK 0x000000000000FFFFULL
-#define RDMA_IB_IP_PS_TCP 0x0000000001060000ULL
-#define RDMA_IB_IP_PS_UDP 0x0000000001110000ULL
-#define RDMA_IB_PS_IB 0x00000000013F0000ULL
 
 /* The Q_Key of every queue pair of RDMA_PS_UDP. */
 #define RDMA_UDP_QKEY 0x01234567
@@ -110,30 +102,6 @@ struct ibv_sa_path_rec {
     uint8_t packet_life_time_selector;
     uint8_t packet_life_time;
     uint8_t preference;
-};
-
-struct ibv_path_record {
-    __be64 service_id;
-    union ibv_gid dgid;
-    union ibv_gid sgid;
-    __be16 dlid;
-    __be16 slid;
-    __be32 flowlabel_hoplimit;
-    uint8_t tclass;
-    uint8_t reversible_numpath;
-    __be16 pkey;
-    __be16 qosclass_sl;
-    uint8_t mtu;
-    uint8_t rate;
-    uint8_t packetlifetime;
-    uint8_t preference;
-    uint8_t reserved[6];
-};
-
-struct ibv_path_data {
-    uint32_t flags;
-    uint32_t reserved;
-    struct ibv_path_record path;
 };
 
 struct rdma_ib_addr {

@@ -31,7 +31,8 @@
  *
  * Declarations describe rdma-core 65, the newest; a library that is older
  * lacks only what lies past its own sizes. What is deliberately absent: flow
- * steering, work queues with RSS, and the ioctl plumbing of kernel providers.
+ * steering, work queues with RSS, tag matching, raw packets, flags that nothing
+ * here reads, and the ioctl plumbing of kernel providers.
  */
 #ifndef RDMANET_ABI_VERBS_H
 #define RDMANET_ABI_VERBS_H
@@ -52,6 +53,7 @@ extern "C" {
 
 struct ibv_buf;
 struct ibv_counter_attach_attr;
+struct ibv_counters;
 struct ibv_counters_init_attr;
 struct ibv_dmah;
 struct ibv_dmah_init_attr;
@@ -60,9 +62,12 @@ struct ibv_flow_action;
 struct ibv_flow_action_esp_attr;
 struct ibv_flow_attr;
 struct ibv_mr_init_attr;
+struct ibv_ops_wr;
 struct ibv_qp_rate_limit_attr;
 struct ibv_rwq_ind_table;
 struct ibv_rwq_ind_table_init_attr;
+struct ibv_wc_tm_info;
+struct ibv_wq;
 struct ibv_wq_attr;
 struct ibv_wq_init_attr;
 struct verbs_ex_private;
@@ -123,36 +128,16 @@ enum ibv_port_state {
     IBV_PORT_ACTIVE_DEFER = 5,
 };
 enum { IBV_LINK_LAYER_UNSPECIFIED, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET };
-enum { IBV_SYSFS_NAME_MAX = 64, IBV_SYSFS_PATH_MAX = 256 };
 enum ibv_fork_status { IBV_FORK_DISABLED, IBV_FORK_ENABLED, IBV_FORK_UNNEEDED };
 enum ibv_device_cap_flags {
-    IBV_DEVICE_RESIZE_MAX_WR = 1,
-    IBV_DEVICE_BAD_PKEY_CNTR = 1 << 1,
-    IBV_DEVICE_BAD_QKEY_CNTR = 1 << 2,
-    IBV_DEVICE_RAW_MULTI = 1 << 3,
-    IBV_DEVICE_AUTO_PATH_MIG = 1 << 4,
-    IBV_DEVICE_CHANGE_PHY_PORT = 1 << 5,
-    IBV_DEVICE_UD_AV_PORT_ENFORCE = 1 << 6,
     IBV_DEVICE_CURR_QP_STATE_MOD = 1 << 7,
-    IBV_DEVICE_SHUTDOWN_PORT = 1 << 8,
-    IBV_DEVICE_INIT_TYPE = 1 << 9,
-    IBV_DEVICE_PORT_ACTIVE_EVENT = 1 << 10,
     IBV_DEVICE_SYS_IMAGE_GUID = 1 << 11,
     IBV_DEVICE_RC_RNR_NAK_GEN = 1 << 12,
     IBV_DEVICE_SRQ_RESIZE = 1 << 13,
-    IBV_DEVICE_N_NOTIFY_CQ = 1 << 14,
     IBV_DEVICE_MEM_WINDOW = 1 << 17,
-    IBV_DEVICE_UD_IP_CSUM = 1 << 18,
     IBV_DEVICE_XRC = 1 << 20,
-    IBV_DEVICE_MEM_MGT_EXTENSIONS = 1 << 21,
-    IBV_DEVICE_MEM_WINDOW_TYPE_2A = 1 << 23,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B = 1 << 24,
-    IBV_DEVICE_RC_IP_CSUM = 1 << 25,
-    IBV_DEVICE_RAW_IP_CSUM = 1 << 26,
-    IBV_DEVICE_MANAGED_FLOW_STEERING = 1 << 29,
 };
-#define IBV_DEVICE_RAW_SCATTER_FCS (1ULL << 34)
-#define IBV_DEVICE_PCI_WRITE_END_PADDING (1ULL << 36)
 
 enum ibv_odp_transport_cap_bits {
     IBV_ODP_SUPPORT_SEND = 1 << 0,
@@ -163,65 +148,9 @@ enum ibv_odp_transport_cap_bits {
     IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
 };
 enum ibv_odp_general_caps { IBV_ODP_SUPPORT = 1 << 0, IBV_ODP_SUPPORT_IMPLICIT = 1 << 1 };
-enum ibv_rx_hash_function_flags { IBV_RX_HASH_FUNC_TOEPLITZ = 1 << 0 };
-enum ibv_rx_hash_fields {
-    IBV_RX_HASH_SRC_IPV4 = 1 << 0,
-    IBV_RX_HASH_DST_IPV4 = 1 << 1,
-    IBV_RX_HASH_SRC_IPV6 = 1 << 2,
-    IBV_RX_HASH_DST_IPV6 = 1 << 3,
-    IBV_RX_HASH_SRC_PORT_TCP = 1 << 4,
-    IBV_RX_HASH_DST_PORT_TCP = 1 << 5,
-    IBV_RX_HASH_SRC_PORT_UDP = 1 << 6,
-    IBV_RX_HASH_DST_PORT_UDP = 1 << 7,
-    IBV_RX_HASH_IPSEC_SPI = 1 << 8,
-    IBV_RX_HASH_INNER = (1UL << 31),
-};
-enum ibv_raw_packet_caps {
-    IBV_RAW_PACKET_CAP_CVLAN_STRIPPING = 1 << 0,
-    IBV_RAW_PACKET_CAP_SCATTER_FCS = 1 << 1,
-    IBV_RAW_PACKET_CAP_IP_CSUM = 1 << 2,
-    IBV_RAW_PACKET_CAP_DELAY_DROP = 1 << 3,
-};
-enum ibv_tm_cap_flags { IBV_TM_CAP_RC = 1 << 0 };
-enum ibv_pci_atomic_op_size {
-    IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP = 1 << 0,
-    IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP = 1 << 1,
-    IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP = 1 << 2,
-};
 enum ibv_port_cap_flags {
-    IBV_PORT_SM = 1 << 1,
-    IBV_PORT_NOTICE_SUP = 1 << 2,
-    IBV_PORT_TRAP_SUP = 1 << 3,
-    IBV_PORT_OPT_IPD_SUP = 1 << 4,
-    IBV_PORT_AUTO_MIGR_SUP = 1 << 5,
-    IBV_PORT_SL_MAP_SUP = 1 << 6,
-    IBV_PORT_MKEY_NVRAM = 1 << 7,
-    IBV_PORT_PKEY_NVRAM = 1 << 8,
-    IBV_PORT_LED_INFO_SUP = 1 << 9,
-    IBV_PORT_SYS_IMAGE_GUID_SUP = 1 << 11,
-    IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP = 1 << 12,
-    IBV_PORT_EXTENDED_SPEEDS_SUP = 1 << 14,
-    IBV_PORT_CAP_MASK2_SUP = 1 << 15,
     IBV_PORT_CM_SUP = 1 << 16,
-    IBV_PORT_SNMP_TUNNEL_SUP = 1 << 17,
-    IBV_PORT_REINIT_SUP = 1 << 18,
-    IBV_PORT_DEVICE_MGMT_SUP = 1 << 19,
-    IBV_PORT_VENDOR_CLASS_SUP = 1 << 20,
-    IBV_PORT_DR_NOTICE_SUP = 1 << 21,
-    IBV_PORT_CAP_MASK_NOTICE_SUP = 1 << 22,
-    IBV_PORT_BOOT_MGMT_SUP = 1 << 23,
-    IBV_PORT_LINK_LATENCY_SUP = 1 << 24,
-    IBV_PORT_CLIENT_REG_SUP = 1 << 25,
     IBV_PORT_IP_BASED_GIDS = 1 << 26,
-};
-enum ibv_port_cap_flags2 {
-    IBV_PORT_SET_NODE_DESC_SUP = 1 << 0,
-    IBV_PORT_INFO_EXT_SUP = 1 << 1,
-    IBV_PORT_VIRT_SUP = 1 << 2,
-    IBV_PORT_SWITCH_PORT_STATE_TABLE_SUP = 1 << 3,
-    IBV_PORT_LINK_WIDTH_2X_SUP = 1 << 4,
-    IBV_PORT_LINK_SPEED_HDR_SUP = 1 << 5,
-    IBV_PORT_LINK_SPEED_NDR_SUP = 1 << 10,
 };
 enum ibv_rate {
     IBV_RATE_MAX = 0,
@@ -448,17 +377,14 @@ enum ibv_rereg_mr_flags {
 };
 enum ibv_rereg_mr_err_code {
     IBV_REREG_MR_ERR_INPUT = -1,
-    IBV_REREG_MR_ERR_DONT_FORK_NEW = -2,
     IBV_REREG_MR_ERR_DO_FORK_OLD = -3,
     IBV_REREG_MR_ERR_CMD = -4,
     IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW = -5,
 };
 enum ibv_mw_type { IBV_MW_TYPE_1 = 1, IBV_MW_TYPE_2 = 2 };
-enum ibv_dm_mask { IBV_DM_MASK_HANDLE = 1 << 0 };
 enum ibv_xrcd_init_attr_mask {
     IBV_XRCD_INIT_ATTR_FD = 1 << 0,
     IBV_XRCD_INIT_ATTR_OFLAGS = 1 << 1,
-    IBV_XRCD_INIT_ATTR_RESERVED = 1 << 2,
 };
 enum ibv_parent_domain_init_attr_mask {
     IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1 << 0,
@@ -551,10 +477,6 @@ struct ibv_xrcd_init_attr {
     int oflags;
 };
 
-struct ibv_counters {
-    struct ibv_context *context;
-};
-
 /* ---- Completions ---------------------------------------------------------- */
 
 enum ibv_wc_status {
@@ -596,14 +518,6 @@ enum ibv_wc_opcode {
     IBV_WC_ATOMIC_WRITE = 9,
     IBV_WC_RECV = 1 << 7,
     IBV_WC_RECV_RDMA_WITH_IMM,
-    IBV_WC_TM_ADD,
-    IBV_WC_TM_DEL,
-    IBV_WC_TM_SYNC,
-    IBV_WC_TM_RECV,
-    IBV_WC_TM_NO_TAG,
-    IBV_WC_DRIVER1,
-    IBV_WC_DRIVER2,
-    IBV_WC_DRIVER3,
 };
 enum { IBV_WC_IP_CSUM_OK_SHIFT = 2 };
 enum ibv_wc_flags {
@@ -611,9 +525,6 @@ enum ibv_wc_flags {
     IBV_WC_WITH_IMM = 1 << 1,
     IBV_WC_IP_CSUM_OK = 1 << IBV_WC_IP_CSUM_OK_SHIFT,
     IBV_WC_WITH_INV = 1 << 3,
-    IBV_WC_TM_SYNC_REQ = 1 << 4,
-    IBV_WC_TM_MATCH = 1 << 5,
-    IBV_WC_TM_DATA_VALID = 1 << 6,
 };
 enum ibv_create_cq_wc_flags {
     IBV_WC_EX_WITH_BYTE_LEN = 1 << 0,
@@ -722,11 +633,6 @@ struct ibv_modify_cq_attr {
     struct ibv_moderate_cq moderate;
 };
 
-struct ibv_wc_tm_info {
-    uint64_t tag;
-    uint32_t priv;
-};
-
 struct ibv_cq_ex {
     struct ibv_context *context;
     struct ibv_comp_channel *channel;
@@ -795,11 +701,7 @@ enum ibv_srq_init_attr_mask {
     IBV_SRQ_INIT_ATTR_PD = 1 << 1,
     IBV_SRQ_INIT_ATTR_XRCD = 1 << 2,
     IBV_SRQ_INIT_ATTR_CQ = 1 << 3,
-    IBV_SRQ_INIT_ATTR_TM = 1 << 4,
-    IBV_SRQ_INIT_ATTR_RESERVED = 1 << 5,
 };
-enum ibv_wq_type { IBV_WQT_RQ };
-enum ibv_wq_state { IBV_WQS_RESET, IBV_WQS_RDY, IBV_WQS_ERR, IBV_WQS_UNKNOWN };
 enum ibv_qp_type {
     IBV_QPT_RC = 2,
     IBV_QPT_UC,
@@ -813,17 +715,10 @@ enum ibv_qp_init_attr_mask {
     IBV_QP_INIT_ATTR_PD = 1 << 0,
     IBV_QP_INIT_ATTR_XRCD = 1 << 1,
     IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,
-    IBV_QP_INIT_ATTR_MAX_TSO_HEADER = 1 << 3,
-    IBV_QP_INIT_ATTR_IND_TABLE = 1 << 4,
-    IBV_QP_INIT_ATTR_RX_HASH = 1 << 5,
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 1 << 6,
 };
 enum ibv_qp_create_flags {
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB = 1 << 1,
-    IBV_QP_CREATE_SCATTER_FCS = 1 << 8,
-    IBV_QP_CREATE_CVLAN_STRIPPING = 1 << 9,
-    IBV_QP_CREATE_SOURCE_QPN = 1 << 10,
-    IBV_QP_CREATE_PCI_WRITE_END_PADDING = 1 << 11,
 };
 enum ibv_qp_create_send_ops_flags {
     IBV_QP_EX_WITH_RDMA_WRITE = 1 << 0,
@@ -845,7 +740,6 @@ enum ibv_qp_open_attr_mask {
     IBV_QP_OPEN_ATTR_XRCD = 1 << 1,
     IBV_QP_OPEN_ATTR_CONTEXT = 1 << 2,
     IBV_QP_OPEN_ATTR_TYPE = 1 << 3,
-    IBV_QP_OPEN_ATTR_RESERVED = 1 << 4,
 };
 enum ibv_qp_attr_mask {
     IBV_QP_STATE = 1 << 0,
@@ -894,7 +788,6 @@ enum ibv_wr_opcode {
     IBV_WR_BIND_MW,
     IBV_WR_SEND_WITH_INV,
     IBV_WR_TSO,
-    IBV_WR_DRIVER1,
     IBV_WR_FLUSH = 14,
     IBV_WR_ATOMIC_WRITE = 15,
 };
@@ -905,8 +798,6 @@ enum ibv_send_flags {
     IBV_SEND_INLINE = 1 << 3,
     IBV_SEND_IP_CSUM = 1 << 4,
 };
-enum ibv_ops_wr_opcode { IBV_WR_TAG_ADD, IBV_WR_TAG_DEL, IBV_WR_TAG_SYNC };
-enum ibv_ops_flags { IBV_OPS_SIGNALED = 1 << 0, IBV_OPS_TM_SYNC = 1 << 1 };
 
 struct ibv_sge {
     uint64_t addr;
@@ -971,24 +862,6 @@ struct ibv_recv_wr {
     struct ibv_recv_wr *next;
     struct ibv_sge *sg_list;
     int num_sge;
-};
-
-struct ibv_ops_wr {
-    uint64_t wr_id;
-    struct ibv_ops_wr *next;
-    enum ibv_ops_wr_opcode opcode;
-    int flags;
-    struct {
-        uint32_t unexpected_cnt;
-        uint32_t handle;
-        struct {
-            uint64_t recv_wr_id;
-            struct ibv_sge *sg_list;
-            int num_sge;
-            uint64_t tag;
-            uint64_t mask;
-        } add;
-    } tm;
 };
 
 struct ibv_srq_attr {
@@ -1143,22 +1016,6 @@ struct ibv_qp_ex {
     void (*wr_abort)(struct ibv_qp_ex *);
     void (*wr_atomic_write)(struct ibv_qp_ex *, uint32_t, uint64_t, const void *);
     void (*wr_flush)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
-};
-
-struct ibv_wq {
-    struct ibv_context *context;
-    void *wq_context;
-    struct ibv_pd *pd;
-    struct ibv_cq *cq;
-    uint32_t wq_num;
-    uint32_t handle;
-    enum ibv_wq_state state;
-    enum ibv_wq_type wq_type;
-    int (*post_recv)(struct ibv_wq *, struct ibv_recv_wr *, struct ibv_recv_wr **);
-    pthread_mutex_t mutex;
-    pthread_cond_t cond;
-    uint32_t events_completed;
-    uint32_t comp_mask;
 };
 
 struct ibv_tm_cap {
