@@ -85,56 +85,22 @@ static void end_poll_alone(struct ibv_cq_ex *ex)
 
 /* --- the readers --------------------------------------------------------------------------------------- */
 
-static enum ibv_wc_opcode read_opcode(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.opcode;
-}
+#define READER(type, name) \
+	static type read_##name(struct ibv_cq_ex *ex) \
+	{ \
+		return of(ex)->now.wc.name; \
+	}
 
-static uint32_t read_vendor_err(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.vendor_err;
-}
-
-static unsigned read_wc_flags(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.wc_flags;
-}
-
-static uint32_t read_byte_len(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.byte_len;
-}
-
-/* The invalidated key as well, as in struct ibv_wc. */
-static __be32 read_imm_data(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.imm_data;
-}
-
-static uint32_t read_qp_num(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.qp_num;
-}
-
-static uint32_t read_src_qp(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.src_qp;
-}
-
-static uint32_t read_slid(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.slid;
-}
-
-static uint8_t read_sl(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.sl;
-}
-
-static uint8_t read_dlid_path_bits(struct ibv_cq_ex *ex)
-{
-	return of(ex)->now.wc.dlid_path_bits;
-}
+READER(enum ibv_wc_opcode, opcode)
+READER(uint32_t, vendor_err)
+READER(unsigned, wc_flags)
+READER(uint32_t, byte_len)
+READER(__be32, imm_data) /* the invalidated key as well, as in struct ibv_wc */
+READER(uint32_t, qp_num)
+READER(uint32_t, src_qp)
+READER(uint32_t, slid)
+READER(uint8_t, sl)
+READER(uint8_t, dlid_path_bits)
 
 static uint64_t read_completion_ts(struct ibv_cq_ex *ex)
 {
