@@ -43,223 +43,107 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tests, or groups of them; another word is the host where `rdmanet perf server` runs",
     )
     _words_anywhere(parser)
-    what = parser.add_argument_group("what is measured")
-    what.add_argument(
-        "-s", "--size", type=_sizes, metavar="BYTES", help="64, or 64,4k,1m, or 64-1m: powers of two"
-    )
-    what.add_argument("-a", "--all", action="store_true", help="all sizes from 2 to 2**23")
-    what.add_argument(
-        "-n",
-        "--iters",
-        type=_within(1, MOST_COUNT),
-        default=0,
-        metavar="N",
-        help="number of messages on each queue pair, instead of a time",
-    )
-    what.add_argument(
-        "-D", "--duration", type=_seconds, metavar="SECONDS", help="time for each size (default: 1)"
-    )
-    what.add_argument(
-        "--warm-up",
-        type=_seconds,
-        default=0.1,
-        metavar="SECONDS",
-        help="time before the measurement that is not counted (default: 0.1)",
-    )
-    what.add_argument(
-        "--api",
-        choices=("protocol", "buffered", "streams"),
-        default="protocol",
-        help="how streams are used: Protocol, BufferedProtocol, reader and writer (default: protocol)",
-    )
-    what.add_argument(
-        "--in-flight",
-        type=_within(1, MOST_CALLS),
-        default=32,
-        metavar="N",
-        help="calls of rpc_bw at once, messages of each connection of stream_rr, tcp_rr and unix_rr (default: 32)",
-    )
-    what.add_argument(
-        "--connections",
-        type=_within(1, MOST_CONNECTIONS),
-        default=1,
-        metavar="N",
-        help="connections of stream_rr, tcp_rr and unix_rr (default: 1)",
-    )
-    what.add_argument(
-        "--rate",
-        type=_rate,
-        default=0.0,
-        metavar="N",
-        help="messages a second, for latency and the bandwidth of verbs; one that the answer before it delays counts"
-        " from when it was due (default: as many as fit)",
-    )
-    what.add_argument(
-        "--first",
-        action="store_true",
-        help="latency of the first message of a connection, with its making, for streams and calls",
-    )
-    what.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="measure what a file says: each line has tests and options, as here",
-    )
-    what.add_argument(
-        "--turns",
-        type=_within(1, MOST_TURNS),
-        default=1,
-        metavar="N",
-        help="measure all so many times, one after another; ratios and limits are of the medians (default: 1)",
-    )
-    what.add_argument(
-        "--loop",
-        choices=("uvloop", "asyncio"),
-        help="the event loop of streams and calls (default: uvloop if it is installed)",
-    )
-    verbs = parser.add_argument_group("verbs, as perftest")
-    verbs.add_argument(
-        "-c",
-        "--connection",
-        choices=("RC", "UC", "UD"),
-        default="RC",
-        help="type of connection (default: RC)",
-    )
-    verbs.add_argument(
-        "-q",
-        "--qp",
-        type=_within(1, MOST_QUEUE_PAIRS),
-        default=1,
-        metavar="N",
-        help="number of queue pairs, for bandwidth (default: 1)",
-    )
-    verbs.add_argument(
-        "-l",
-        "--post_list",
-        type=_within(1, MOST_DEPTH),
-        default=1,
-        metavar="N",
-        help="number of requests posted as one list (default: 1)",
-    )
-    verbs.add_argument(
-        "-t",
-        "--tx-depth",
-        type=_within(1, MOST_DEPTH),
-        default=128,
-        metavar="N",
-        help="requests in flight on each queue pair (default: 128)",
-    )
-    verbs.add_argument(
-        "-r",
-        "--rx-depth",
-        type=_within(1, MOST_DEPTH),
-        default=512,
-        metavar="N",
-        help="receives posted on each queue pair (default: 512)",
-    )
-    verbs.add_argument(
-        "-Q",
-        "--cq-mod",
-        type=_within(1, MOST_DEPTH),
-        metavar="N",
-        help="every N-th request is signaled (default: 100 for messages up to 8 KiB, else 1)",
-    )
-    verbs.add_argument(
-        "-o",
-        "--outs",
-        type=_within(1, MOST_OUTSTANDING),
-        default=16,
-        metavar="N",
-        help="outstanding READs and atomics of each queue pair (default: 16)",
-    )
-    verbs.add_argument(
-        "-I",
-        "--inline_size",
-        type=_within(0, MOST_INLINE),
-        default=0,
-        metavar="BYTES",
-        help="post messages up to this size inline (default: 0)",
-    )
-    verbs.add_argument(
-        "-e",
-        "--events",
-        action="store_true",
-        help="sleep until a completion comes, instead of polling; streams, too",
-    )
-    verbs.add_argument("-b", "--bidirectional", action="store_true", help="both sides send, for bandwidth")
-    verbs.add_argument(
-        "-m",
-        "--mtu",
-        type=int,
-        choices=(256, 512, 1024, 2048, 4096),
-        help="path MTU in bytes (default: the port's)",
-    )
-    where = parser.add_argument_group("where")
-    where.add_argument(
-        "-d", "--ib-dev", metavar="DEVICE", help="name of the RDMA device (default: the first one)"
-    )
-    where.add_argument(
-        "-i", "--ib-port", type=_positive, default=1, metavar="PORT", help="port of the device (default: 1)"
-    )
-    where.add_argument(
-        "-x",
-        "--gid-index",
-        type=_number,
-        metavar="INDEX",
-        help="index of the port's GID (default: the best one)",
-    )
-    where.add_argument(
-        "-p",
-        "--port",
-        type=_port,
-        default=PORT,
-        metavar="PORT",
-        help=f"TCP port of `rdmanet perf server` (default: {PORT})",
-    )
-    where.add_argument(
-        "--cpus",
-        type=_cpus,
-        metavar="CPU[,CPU]",
-        help="pin the server and the client to these (default: the first two that this process may use); with HOST, and"
-        " for `perf server`, one CPU, for this process (default: not pinned); - pins nothing",
-    )
+    _what(parser.add_argument_group("what is measured"))
+    _verbs(parser.add_argument_group("verbs, as perftest"))
+    _where(parser.add_argument_group("where"))
     server = parser.add_argument_group("perf server: for clients that nobody knows")
-    server.add_argument(
-        "--most-seconds",
-        type=_seconds,
-        default=120.0,
-        metavar="SECONDS",
-        help="the longest run (default: 120)",
+    _option(server, "--most-seconds", "the longest run", _seconds, "SECONDS", 120.0)
+    _option(server, "--most-memory", "memory of a run (default: 256m)", _memory, "BYTES", 1 << 28)
+    _option(
+        server, "--most-session", "the time of a client, if another one waits", _seconds, "SECONDS", 600.0
     )
-    server.add_argument(
-        "--most-memory",
-        type=_memory,
-        default=1 << 28,
-        metavar="BYTES",
-        help="memory of a run (default: 256m)",
+    _shown(parser.add_argument_group("what is shown"))
+
+
+def _option(
+    group: Any, names: str, words: str, kind: Any = bool, metavar: str = "", default: Any = None
+) -> None:
+    """An option, with its default in the words, unless these have it; of kind `bool`: a switch.
+
+    :param kind: gives the value of an argument, or raises; or is the choices
+    """
+    if kind is bool:
+        group.add_argument(*names.split(), action="store_true", help=words)
+        return
+    if default and "(default" not in words:
+        words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    checked = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": metavar}
+    group.add_argument(*names.split(), default=default, help=words, **checked)
+
+
+def _what(group: Any) -> None:
+    _option(group, "-s --size", "64, or 64,4k,1m, or 64-1m: powers of two", _sizes, "BYTES")
+    _option(group, "-a --all", "all sizes from 2 to 2**23")
+    iters = "number of messages on each queue pair, instead of a time"
+    _option(group, "-n --iters", iters, _within(1, MOST_COUNT), "N", 0)
+    _option(group, "-D --duration", "time for each size (default: 1)", _seconds, "SECONDS")
+    warm_up = "time before the measurement that is not counted"
+    _option(group, "--warm-up", warm_up, _seconds, "SECONDS", 0.1)
+    api = "how streams are used: Protocol, BufferedProtocol, reader and writer"
+    _option(group, "--api", api, ("protocol", "buffered", "streams"), default="protocol")
+    in_flight = "calls of rpc_bw at once, messages of each connection of stream_rr, tcp_rr and unix_rr"
+    _option(group, "--in-flight", in_flight, _within(1, MOST_CALLS), "N", 32)
+    connections = "connections of stream_rr, tcp_rr and unix_rr"
+    _option(group, "--connections", connections, _within(1, MOST_CONNECTIONS), "N", 1)
+    rate = (
+        "messages a second, for latency and the bandwidth of verbs; one that the answer before it delays counts"
+        " from when it was due (default: as many as fit)"
     )
-    server.add_argument(
-        "--most-session",
-        type=_seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="the time of a client, if another one waits (default: 600)",
+    _option(group, "--rate", rate, _rate, "N", 0.0)
+    _option(
+        group,
+        "--first",
+        "latency of the first message of a connection, with its making, for streams and calls",
     )
-    shown = parser.add_argument_group("what is shown")
-    shown.add_argument(
-        "--json", action="store_true", help="print JSON, schema rdmanet-perf/1, instead of tables"
+    _option(
+        group, "--plan", "measure what a file says: each line has tests and options, as here", Path, "FILE"
     )
-    shown.add_argument("--csv", action="store_true", help="print CSV instead of tables")
-    shown.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file as well")
-    shown.add_argument(
-        "--hgrm",
-        type=Path,
-        metavar="FOLDER",
-        help="write the percentiles of each test as HdrHistogram's text",
+    turns = "measure all so many times, one after another; ratios and limits are of the medians"
+    _option(group, "--turns", turns, _within(1, MOST_TURNS), "N", 1)
+    loop = "the event loop of streams and calls (default: uvloop if it is installed)"
+    _option(group, "--loop", loop, ("uvloop", "asyncio"))
+
+
+def _verbs(group: Any) -> None:
+    depth = _within(1, MOST_DEPTH)
+    _option(group, "-c --connection", "type of connection", ("RC", "UC", "UD"), default="RC")
+    queue_pairs = "number of queue pairs, for bandwidth"
+    _option(group, "-q --qp", queue_pairs, _within(1, MOST_QUEUE_PAIRS), "N", 1)
+    _option(group, "-l --post_list", "number of requests posted as one list", depth, "N", 1)
+    _option(group, "-t --tx-depth", "requests in flight on each queue pair", depth, "N", 128)
+    _option(group, "-r --rx-depth", "receives posted on each queue pair", depth, "N", 512)
+    every = "every N-th request is signaled (default: 100 for messages up to 8 KiB, else 1)"
+    _option(group, "-Q --cq-mod", every, depth, "N")
+    outstanding = "outstanding READs and atomics of each queue pair"
+    _option(group, "-o --outs", outstanding, _within(1, MOST_OUTSTANDING), "N", 16)
+    inline = "post messages up to this size inline (default: 0)"
+    _option(group, "-I --inline_size", inline, _within(0, MOST_INLINE), "BYTES", 0)
+    _option(group, "-e --events", "sleep until a completion comes, instead of polling; streams, too")
+    _option(group, "-b --bidirectional", "both sides send, for bandwidth")
+    mtu = "path MTU in bytes (default: the port's)"
+    group.add_argument("-m", "--mtu", type=int, choices=(256, 512, 1024, 2048, 4096), help=mtu)
+
+
+def _where(group: Any) -> None:
+    _option(group, "-d --ib-dev", "name of the RDMA device (default: the first one)", str, "DEVICE")
+    _option(group, "-i --ib-port", "port of the device", _positive, "PORT", 1)
+    _option(group, "-x --gid-index", "index of the port's GID (default: the best one)", _number, "INDEX")
+    _option(group, "-p --port", "TCP port of `rdmanet perf server`", _port, "PORT", PORT)
+    cpus = (
+        "pin the server and the client to these (default: the first two that this process may use); with HOST, and"
+        " for `perf server`, one CPU, for this process (default: not pinned); - pins nothing"
     )
-    shown.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it")
-    shown.add_argument("--compare", type=Path, metavar="OLD.json", help="print ratios to an earlier run")
-    shown.add_argument(
+    _option(group, "--cpus", cpus, _cpus, "CPU[,CPU]")
+
+
+def _shown(group: Any) -> None:
+    _option(group, "--json", "print JSON, schema rdmanet-perf/1, instead of tables")
+    _option(group, "--csv", "print CSV instead of tables")
+    _option(group, "--save", "write the JSON to a file as well", Path, "FILE")
+    _option(group, "--hgrm", "write the percentiles of each test as HdrHistogram's text", Path, "FOLDER")
+    _option(group, "--plot", "draw it", Path, "FILE.svg")
+    _option(group, "--compare", "print ratios to an earlier run", Path, "OLD.json")
+    group.add_argument(
         "--require",
         type=_limit,
         nargs="+",
