@@ -243,8 +243,8 @@ def leave_connections(port: int) -> None:
 @pytest.mark.embedded_only("a device of the kernel has a port space of its own")
 @pytest.mark.parametrize("beside", ["nothing", "old connections", "a TCP program"])
 async def test_all_addresses_or_none(net: Net, beside: str):
-    """If one of them is taken, the error says which and why, and 0.0.0.0 is free again. Who listens at addresses of IPv4
-    alone has not taken those of IPv6."""
+    """If one of them is taken, the error says which and why, and 0.0.0.0 is free again. Who listens at addresses of
+    IPv4 alone has not taken those of IPv6."""
     port = free_port()
     if beside == "old connections":
         leave_connections(port)
