@@ -132,7 +132,7 @@ ROOMS = [
         {"rpc.callee", "rpc.host", "rpc.running", "rpc.taking", "rpc.answers"},
     ],
     [
-        {"rpc.pool", "rpc.resolving", "rpc.dialing", "rpc.tried", "rpc.hedging"},
+        {"rpc.pool", "rpc.slot", "rpc.resolving", "rpc.dialing", "rpc.tried", "rpc.hedging"},
         {"rpc.client_interceptors"},
         {"rpc.dynamic_client"},
     ],

@@ -21,7 +21,7 @@ from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.client_interceptors import Caller, Intercepted
 from rdmanet.rpc.context import CURRENT, deadline_in
-from rdmanet.rpc.dialing import Address, first_of
+from rdmanet.rpc.dialing import Address, Weighted, first_of
 from rdmanet.rpc.errors import no_connection
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
@@ -31,7 +31,7 @@ from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.peers import Peer
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Pool
-from rdmanet.rpc.resolving import Resolver, addresses_of
+from rdmanet.rpc.resolving import Resolver, Servers, addresses_of
 from rdmanet.rpc.response import Response
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Schema, Service, schema_of
@@ -53,7 +53,7 @@ _SAME: Final[Any] = _Same()
 
 def connect(
     service: type[_S],
-    host: str | Sequence[str | tuple[str, int]] | Resolver,
+    host: str | Servers | Resolver,
     port: int | None = None,
     *,
     transport: str = "rdma",
@@ -80,7 +80,9 @@ def connect(
 
     :param service: the class, as the server has it or another version of it
     :param host: the server's host; with ``transport="unix"`` the path of its socket. Or a list of several servers, as
-        ``[(host, port), ...]``, or of paths. Or a `Resolver`, if these change; then `retry` is ``Retry()`` by default
+        ``[(host, port), ...]``, or of paths. With ``policy="spread"`` they may have weights, ``[(host, port, 2), ...]``
+        or ``[(path, None, 2), ...]``: one of weight 2 gets twice as many calls as one of 1. Or a `Resolver`, if these
+        change; then `retry` is ``Retry()`` by default
     :param transport: "rdma", "tcp" or "unix"; for tests "memory": servers of this loop, by names (docs/testing.md)
     :param timeout: how long a call may take, in seconds; see `options`. None: no limit but the caller's own deadline
     :param wait: whether calls beyond ``Limits.calls`` of either side wait, in their order, until others have ended or
@@ -90,7 +92,8 @@ def connect(
     :param lazy: whether the first call connects, and `connect` itself does not, so it waits for no server. Then `retry`
         is ``Retry()`` by default, too
     :param policy: with several servers, "first": connect to the first that answers; "spread": connect to each, and send
-        each call to the one that has the fewest unfinished calls, where those that failed of late count, too
+        each call to the one that has the fewest unfinished calls for its weight, where those that failed of late count,
+        too. One that fails five calls in a row gets none for a second, and longer each time
     :param keepalive: send Ping to a server from which nothing has come for so many seconds, and count the connection as
         lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
     :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``
@@ -133,7 +136,7 @@ class Connecting(Generic[_S]):
 
 async def _opened(
     service: type[_S],
-    host: str | Sequence[str | tuple[str, int]] | Resolver,
+    host: str | Servers | Resolver,
     port: int | None,
     transport: str,
     timeout: float | None,
@@ -153,7 +156,7 @@ async def _opened(
     resolver = host if isinstance(host, Resolver) else None
     if resolver is not None or lazy:
         retry = retry or Retry()
-    addresses = [] if isinstance(host, Resolver) else _addresses(host, port)
+    servers = [] if isinstance(host, Resolver) else _addresses(host, port)
     counters = counters_of(schema)
     silence = checked_keepalive("connect", keepalive)
     if policy not in ("first", "spread"):
@@ -181,21 +184,23 @@ async def _opened(
                 )
         if resolver is not None:
             _no_port(port)
-            addresses = await resolver.addresses()
+            servers = await resolver.addresses()
+        if policy != "spread" and any(weight != 1.0 for _, weight in servers):
+            raise ValueError('rpc.connect: weights are for calls that are spread: add policy="spread"')
         if retry is not None or policy == "spread":
-            for address in addresses:
+            for address, _ in servers:
                 endpoints.check("connect", transport, address[1])
-            caller = Pool(schema, dial, addresses, retry, policy == "spread", resolver)
+            caller = Pool(schema, dial, servers, retry, policy == "spread", resolver)
             try:
                 if not lazy:
                     await caller.opened()
             except BaseException:
                 await caller.close()
                 raise
-        elif len(addresses) == 1:
-            caller = await dial(addresses[0])
+        elif len(servers) == 1:
+            caller = await dial(servers[0][0])
         else:
-            caller = await first_of(addresses, dial, Retry().connect_seconds)
+            caller = await first_of([address for address, _ in servers], dial, Retry().connect_seconds)
     except OSError as exc:
         raise no_connection(exc) from exc
     calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
@@ -286,9 +291,9 @@ def _checked(client: object) -> _Client[Any]:
     return client
 
 
-def _addresses(host: str | Sequence[str | tuple[str, int]], port: int | None) -> list[Address]:
+def _addresses(host: str | Servers, port: int | None) -> list[Weighted]:
     if isinstance(host, str):
-        return [(host, port)]
+        return [((host, port), 1.0)]
     _no_port(port)
     return addresses_of(host, "rpc.connect")
 

@@ -11,6 +11,8 @@ from rdmanet.rpc.errors import Code, Error
 
 Address = tuple[str, int | None]
 """(host, port); of a Unix socket (path, None)."""
+Weighted = tuple[Address, float]
+"""A server, and how much of the calls it gets beside the others."""
 Dial = Callable[[Address], Awaitable[Channel]]
 
 

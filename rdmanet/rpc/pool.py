@@ -6,10 +6,10 @@ A pool looks like a channel (channel.py), and passes each call to one. It has sl
 one connection, to the first of them that answers. With the policy "first" there is one slot for all addresses, with
 "spread" one for each.
 
-With "spread" a call goes to the connection with the fewest unfinished calls, by lot among equals. A server that fails
-at once has none unfinished, and would get nearly all calls. So a failure counts as an unfinished call, whose weight
-halves every FAILURE_HALVES_S, if it speaks of the server and not of the call (_OF_THE_SERVER). A call that a server did
-not take (UNAVAILABLE, and not begun) goes to a server that it has not been to, if there is one, also without `retry`.
+With "spread" a call goes to the connection with the fewest unfinished calls for its weight, by lot among equals.
+Servers that fail count as busy, and are left out for a while (slot.py), if a failure speaks of the server and not of
+the call (_OF_THE_SERVER). A call that a server did not take (UNAVAILABLE, and not begun) goes to a server that it has
+not been to, if there is one, also without `retry`.
 
 Connections are made when calls want them. A call that finds none waits for the next, and starts a task in each slot
 that connects. All waiting calls share it. When the last one has gone, the tasks are cancelled. So a client that nobody
@@ -45,7 +45,6 @@ import asyncio
 import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
 import functools
-import math
 import random
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Final
@@ -54,7 +53,7 @@ from rdmanet.base import log_rate
 from rdmanet.base.pause import pause
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.channel import Channel
-from rdmanet.rpc.dialing import Address, Dial, first_of, named
+from rdmanet.rpc.dialing import Address, Dial, Weighted, first_of, named
 from rdmanet.rpc.errors import Code, Error, not_sent
 from rdmanet.rpc.hedging import hedged
 from rdmanet.rpc.messenger import logger
@@ -62,12 +61,12 @@ from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.resolving import Resolver, Resolving
 from rdmanet.rpc.retry import Retry
 from rdmanet.rpc.schema import Schema
+from rdmanet.rpc.slot import Slot
 from rdmanet.rpc.streaming import Cut, Results
 from rdmanet.rpc.tried import Tried, is_idempotent
 
 _RETIRED_MOST: Final = 8
 """Connections that take no new calls, and still have some that run."""
-FAILURE_HALVES_S: Final = 2.0
 _OF_THE_SERVER: Final = frozenset(
     {
         Code.UNKNOWN,
@@ -82,60 +81,11 @@ _OF_THE_SERVER: Final = frozenset(
 """Errors that another server may not have given."""
 
 
-class Slot:
-    """A place for one connection.
-
-    :ivar failures: tries to connect since it has served a call
-    :ivar not_before: when it may try again, on the loop's clock, if there are any
-    :ivar task: is connecting
-    :ivar address: to which it is connected, or is connecting; None if the resolver does not name that any more
-    """
-
-    __slots__ = (
-        "_blame",
-        "_blamed_at",
-        "address",
-        "addresses",
-        "channel",
-        "failures",
-        "is_sleeping",
-        "not_before",
-        "task",
-    )
-
-    def __init__(self, addresses: list[Address]) -> None:
-        self.addresses = addresses
-        self.address: Address | None = None
-        self.channel: Channel | None = None
-        self.failures = 0
-        self.not_before = 0.0
-        self.is_sleeping = False
-        self.task: asyncio.Task[None] | None = None
-        self._blame = 0.0  # failed calls, by the weight that they had at:
-        self._blamed_at = 0.0
-
-    def blame(self, now: float) -> None:
-        """A call has failed, and it may be the server's fault."""
-        self._blame, self._blamed_at = self._weight(now) + 1, now
-
-    def blamed(self, now: float) -> int:
-        """As how many unfinished calls its failures count now."""
-        return round(self._weight(now)) if self._blame else 0
-
-    def _weight(self, now: float) -> float:
-        return self._blame * math.exp2((self._blamed_at - now) / FAILURE_HALVES_S)
-
-    @property
-    def usable(self) -> Channel | None:
-        """Its connection, if that takes new calls."""
-        channel = self.channel
-        return None if channel is None or channel.refusal is not None else channel
-
-
 class Pool:
     """The connections of a client.
 
     :param dial: connects to an address
+    :param servers: with their weights
     :param retry: None: a connection that is lost is not replaced
     :param spread: whether each address has a connection
     :param resolver: says how the addresses change
@@ -145,7 +95,7 @@ class Pool:
         self,
         schema: Schema,
         dial: Dial,
-        addresses: list[Address],
+        servers: list[Weighted],
         retry: Retry | None,
         spread: bool,
         resolver: Resolver | None = None,
@@ -156,13 +106,17 @@ class Pool:
         """The address of the server that got the last call."""
         self._dial = dial
         self._retry = retry
-        self._slots = [Slot([address]) for address in addresses] if spread else [Slot(addresses)]
+        self._slots = (
+            [Slot([address], weight) for address, weight in servers]
+            if spread
+            else [Slot([address for address, _ in servers])]
+        )
         self._retired: list[Channel] = []
         self._waiting = 0
         self._changed: asyncio.Future[bool] = self.loop.create_future()
         """The next end of a task of a slot: whether it has tried to connect."""
         self._error: Error | None = None  # of that try
-        self._is_spread = spread and (len(addresses) > 1 or resolver is not None)
+        self._is_spread = spread and (len(servers) > 1 or resolver is not None)
         self._resolving = None if resolver is None else Resolving(self.loop, resolver, self._servers_are)
         self._left: list[Channel] = []  # of servers that are gone, while they have calls
         self._is_open = False
@@ -188,7 +142,7 @@ class Pool:
                 if (seconds := self._repeats_after(slot, channel, tried, exc)) is None:
                     raise
             else:
-                slot.failures = 0
+                slot.failures = slot.row = 0
                 return result
             await self._pause(seconds)
 
@@ -212,7 +166,7 @@ class Pool:
                     if (seconds := self._repeats_after(slot, channel, tried, exc)) is None:
                         raise
                 else:
-                    slot.failures = 0
+                    slot.failures = slot.row = 0
                     return
                 await self._pause(seconds)
 
@@ -240,11 +194,17 @@ class Pool:
         return slot, channel
 
     def _least(self, found: list[tuple[Slot, Channel]]) -> tuple[Slot, Channel]:
-        """The one that has the least to do, by lot among equals."""
+        """The one that has the least to do for its weight, by lot among equals."""
         now = self.loop.time()
-        loads = [len(channel.book) + slot.blamed(now) for slot, channel in found]
+        kept = [each for each in found if not each[0].is_ejected(now)]
+        if 2 * len(kept) >= len(found):  # else it is not the servers
+            found = kept
+        loads = [(len(channel.book) + slot.blamed(now)) / slot.weight for slot, channel in found]
         least = min(loads)
-        return random.choice([each for each, load in zip(found, loads, strict=True) if load == least])
+        equal = [each for each, load in zip(found, loads, strict=True) if load == least]
+        if len(equal) == 1:
+            return equal[0]
+        return random.choices(equal, [slot.weight for slot, _ in equal])[0]
 
     def _repeats_after(self, slot: Slot, channel: Channel, tried: Tried, error: Error) -> float | None:
         """In how many seconds a call that has failed is made again; None: it is not."""
@@ -412,14 +372,14 @@ class Pool:
             changed, self._changed = self._changed, self.loop.create_future()
             changed.set_result(has_tried)
 
-    def _servers_are(self, addresses: list[Address]) -> None:
+    def _servers_are(self, servers: list[Weighted]) -> None:
         """The resolver has said which servers there are now."""
         if self._is_closed:
             return
         if not self._is_spread:
             (slot,) = self._slots
-            slot.addresses = addresses
-            if slot.address is not None and slot.address not in addresses:
+            slot.addresses = [address for address, _ in servers]
+            if slot.address is not None and slot.address not in slot.addresses:
                 slot.address = None
                 if slot.task is not None:
                     slot.task.cancel()  # whoever waits begins anew
@@ -429,8 +389,10 @@ class Pool:
         else:
             known = {slot.addresses[0]: slot for slot in self._slots}
             self._slots = [
-                known.pop(address) if address in known else Slot([address]) for address in addresses
+                known.pop(address) if address in known else Slot([address]) for address, _ in servers
             ]
+            for slot, (_, weight) in zip(self._slots, servers, strict=True):
+                slot.weight = weight
             for slot in known.values():
                 if slot.task is not None:
                     slot.task.cancel()

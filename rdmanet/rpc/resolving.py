@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import operator
 import os
 import socket
@@ -21,11 +22,11 @@ from typing import Any, Final, Self
 from rdmanet.base import log_rate
 from rdmanet.errors import shown
 from rdmanet.rpc.beginning import BEGINNING
-from rdmanet.rpc.dialing import Address
+from rdmanet.rpc.dialing import Address, Weighted
 from rdmanet.rpc.messenger import logger
 
-Servers = Sequence[str | tuple[str, int]]
-"""As a program gives them: [(host, port), ...], or paths of Unix sockets."""
+Servers = Sequence[str | tuple[str, int] | tuple[str, int | None, float]]
+"""As programs give them: [(host, port), ...], or paths of Unix sockets; with weights [(host, port, weight), ...]."""
 
 AGAIN_S: Final = 1.0
 """A client that has to connect asks again when the last answer is so old."""
@@ -34,11 +35,13 @@ AGAIN_S: Final = 1.0
 class Resolver:
     """Says which servers there are: ``rpc.connect(Store, rpc.Resolver(function), policy="spread")``.
 
+    It may give them weights, as ``rpc.connect`` takes them; they may change with each answer.
+
     ``Resolver.name(host, port)`` looks a name up again, ``Resolver.file(path)`` reads a file again. One resolver may be
     of several clients.
 
     :param servers: a function without parameters, or a coroutine function, that returns ``[(host, port), ...]``, or
-        paths of Unix sockets
+        paths of Unix sockets, or these with weights: ``[(host, port, weight), (path, None, weight)]``
     :param every: ask again when a call is made so many seconds after the last time
     :raises TypeError: it is no function, or `every` is no number
     :raises ValueError: `every` is not more than 0
@@ -69,7 +72,8 @@ class Resolver:
     def file(cls, path: str | os.PathLike[str], *, every: float = 5.0) -> Self:
         """The servers of a text file, one a line: ``host port``, or the path of a Unix socket. ``#`` begins a comment.
 
-        Write another file and rename it, so that nobody reads half of one.
+        A line may end with a weight: ``host port weight=2``. Write another file and rename it, so that nobody reads
+        half of one.
         """
 
         def servers() -> Servers:
@@ -78,48 +82,67 @@ class Resolver:
 
         return cls(servers, every=every)
 
-    async def addresses(self) -> list[Address]:
-        """Ask. Cancelling it cancels the function.
+    async def addresses(self) -> list[Weighted]:
+        """Ask: the servers, and their weights. One that is there twice counts once. Cancelling it cancels the function.
 
         :raises ValueError: the answer is empty, or is none; and whatever the function raises
         """
         found: Any = self._servers()
         if inspect.isawaitable(found):
             found = await found
-        return list(dict.fromkeys(addresses_of(found, "Resolver")))
+        known: dict[Address, float] = {}
+        for address, weight in addresses_of(found, "Resolver"):
+            known.setdefault(address, weight)
+        return list(known.items())
 
 
-def addresses_of(servers: Any, who: str) -> list[Address]:
+def addresses_of(servers: Any, who: str) -> list[Weighted]:
     """A program's list of servers.
 
-    :raises ValueError: it is empty, or is none
+    :raises ValueError: it is empty, or is none, or a weight is none
     """
-    found: list[Address] = []
+    found: list[Weighted] = []
     try:
         for each in servers:
-            host, port = (each, None) if isinstance(each, str) else (each[0], operator.index(each[1]))
-            if not isinstance(host, str):
+            host, port, *weights = (each, None) if isinstance(each, str) else each
+            if not isinstance(host, str) or len(weights) > 1 or (port is None and each == (host, None)):
                 raise TypeError
-            found.append((host, port))
+            address = host, None if port is None else operator.index(port)
+            found.append((address, _weight(weights[0], who, host) if weights else 1.0))
     except (TypeError, IndexError, KeyError):
         raise ValueError(
-            f"{who}: {shown(servers)} is no list [(host, port), ...], nor one of paths"
+            f"{who}: {shown(servers)} is no list [(host, port), ...], nor one of paths; with weights it is"
+            " [(host, port, weight), ...] or [(path, None, weight), ...]"
         ) from None
     if not found:
         raise ValueError(f"{who}: the list of servers is empty")
     return found
 
 
+def _weight(given: Any, who: str, host: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
+        raise ValueError(
+            f"{who}: the weight of {shown(host)} is {shown(given)}, not a number above 0: leave out who gets no calls"
+        )
+    return float(given)
+
+
 def _of_text(text: str, path: str) -> Servers:
-    found: list[str | tuple[str, int]] = []
+    found: list[str | tuple[str, int | None, float]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if len(words) == 2 and words[1].isascii() and words[1].isdecimal():
-            found.append((words[0], int(words[1])))
-        elif len(words) == 1:
-            found.append(words[0])
-        elif words:
-            raise ValueError(f"{path}:{number}: {shown(line)} is neither `host port` nor a path")
+        words, weight = line.partition("#")[0].split(), 1.0
+        try:
+            if words and words[-1].startswith("weight="):
+                weight = float(words.pop().removeprefix("weight="))
+            if len(words) == 2 and words[1].isascii() and words[1].isdecimal():
+                found.append((words[0], int(words[1]), weight))
+            elif len(words) == 1:
+                found.append((words[0], None, weight))
+            elif words:
+                raise ValueError
+        except ValueError:
+            text = f"{shown(line)} is neither `host port` nor a path, nor one of these and `weight=NUMBER`"
+            raise ValueError(f"{path}:{number}: {text}") from None
     return found
 
 
@@ -133,7 +156,7 @@ class Resolving:
         self,
         loop: asyncio.AbstractEventLoop,
         resolver: Resolver,
-        on_found: Callable[[list[Address]], None],
+        on_found: Callable[[list[Weighted]], None],
     ) -> None:
         self._loop = loop
         self._resolver = resolver

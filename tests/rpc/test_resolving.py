@@ -239,7 +239,7 @@ async def test_a_file(net: Net, servers: Servers, tmp_path: Path):
 
 async def test_a_name():
     found = await rpc.Resolver.name("localhost", 7).addresses()
-    assert ("127.0.0.1", 7) in found and len(set(found)) == len(found)
+    assert (("127.0.0.1", 7), 1.0) in found and len(set(found)) == len(found)
 
 
 def test_arguments():
