@@ -19,6 +19,8 @@ From the top; a module imports only what stands below it:
     discovered              a client that learns the schema from the server
     pool, intercepted       the connections of a client that has several, one after another or together;  its calls
                             with interceptors
+    lending_objects,        service objects as arguments: a client's side of them;  a server's
+      borrowed_objects
     channel, callee         a client's side of one connection;  a server's
     pending, running        a call of a client;  one that a server executes
     builtin                 health and reflection, which every server has
@@ -27,6 +29,7 @@ From the top; a module imports only what stands below it:
     lending, streaming      buffers by reference;  streams of items
     keepalive, around       whether the other program answers;  interceptors
     testing                 a clock and faults, for tests of programs
+    inner                   connections within a connection, for these objects
     link, endpoints         one connection as messages;  the transports
     in_memory               a transport within one loop, for tests
     peers                   who is at the other end

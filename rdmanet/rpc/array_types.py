@@ -185,7 +185,7 @@ def array_of(cls: Any, annotation: Any) -> ArrayType | None:
 
 
 def has_array(description: Any, structs: dict[str, list[Any]], seen: set[str]) -> bool:
-    """Whether a described type (describe.py) has an array in it.
+    """Whether a described type (describe.py) has an array in it, or an object: nothing else reads one, not even "any".
 
     :param seen: the structs that need not be looked at; more are added
     """
@@ -201,7 +201,7 @@ def has_array(description: Any, structs: dict[str, list[Any]], seen: set[str]) -
         return has_array(parts[0], structs, seen)
     if kind in ("one of", "flags"):
         return False
-    return kind == "array" or any(has_array(part, structs, seen) for part in parts)
+    return kind in ("array", "object") or any(has_array(part, structs, seen) for part in parts)
 
 
 # ---- What is taken for an array ------------------------------------------------------------------------------

@@ -143,13 +143,13 @@ class Callee:
         if self._greeting is not None:
             self._greeting.cancel()
             self._greeting = None
-        server, limits = self.server, self.limits
+        server, limits, self._service = self.server, self.limits, hello.service
         served = server.builtin.get(hello.service)
         self._is_builtin = served is not None
         served = served or server.services.get(hello.service)
         schema = _NOTHING if served is None else served.schema
         if served is not None:
-            self._service, self._methods, self._counters = hello.service, served.methods, served.counters
+            self._methods, self._counters = server.methods_for(self, served), served.counters
         self._intercepts = bool(server.carry or server.interceptors) and (
             server.intercept_builtin or not self._is_builtin
         )

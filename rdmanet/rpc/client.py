@@ -26,6 +26,7 @@ from rdmanet.rpc.errors import no_connection
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
+from rdmanet.rpc.lending_objects import LendingChannel
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
 from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.peers import Peer
@@ -163,7 +164,8 @@ async def _opened(
         raise ValueError(f'rpc.connect: policy={shown(policy)} is not "first" or "spread"')
 
     async def dial(address: Address) -> Channel:
-        channel = Channel(schema, limits, silence, counters)
+        make = LendingChannel if schema.lends else Channel
+        channel = make(schema, limits, silence, counters)
         await endpoints.connect(lambda: channel.link, *address, transport, transport_options)
         try:
             await channel.greeted()
@@ -333,6 +335,11 @@ class _Client(Generic[_S]):
 
     def __repr__(self) -> str:
         return f"<client of {self._caller.schema.name} at {self._caller.peer}>"
+
+
+def client_of(caller: Caller, limits: Limits, counters: list[Counter]) -> Any:
+    """A client of the service that this calls."""
+    return _client_class(caller.schema)(caller, _Options(), limits, counters)
 
 
 def _client_class(schema: Schema) -> type[_Client[Any]]:

@@ -156,6 +156,8 @@ class Converter:
         """
         type_ = _without_limits(type_)
         kind, *parts = [type_] if isinstance(type_, str) else type_
+        if kind == "object":
+            raise ValueError(f"{where} is an object of the service {parts[0]}: only a program can lend one")
         if kind in ("bytes", BUFFER) and isinstance(value, str):
             return self._bytes_of(value)
         if kind == "list" and isinstance(value, list):
@@ -201,8 +203,9 @@ class Converter:
         }
         if isinstance(value, str) and "str" not in kinds and "bytes" in kinds:
             return self._bytes_of(value)
-        if "array" in kinds and value is not None:
-            return self(value, kinds["array"], where)
+        for kind in ("array", "object"):
+            if kind in kinds and value is not None:
+                return self(value, kinds[kind], where)
         for type_, kind in ((list, "list"), (list, "tuple"), (dict, "dict"), (dict, "struct")):
             if isinstance(value, type_) and sum(_kind(each) == kind for each in types) == 1:
                 return self(value, kinds[kind], where)
@@ -234,7 +237,9 @@ def _check_type(type_: Any, structs: Structs, depth: int) -> None:
     if isinstance(type_, str):
         return
     kind, *parts = type_
-    wanted = {"list": 1, "dict": 2, "struct": 1, "array": 1, "flags": 1, "within": 2}.get(kind, len(parts))
+    wanted = {"list": 1, "dict": 2, "struct": 1, "array": 1, "object": 1, "flags": 1, "within": 2}.get(
+        kind, len(parts)
+    )
     if not isinstance(type_, (list, tuple)) or not isinstance(kind, str) or len(parts) != wanted:
         raise ValueError("there is a type of an unknown form")
     if kind == "struct":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rdmanet.rpc.builtin import Served
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import Limits
+from rdmanet.rpc.method import Method
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Shares
 
@@ -38,6 +39,9 @@ class Host(Protocol):
 
     @property
     def is_closing(self) -> bool: ...
+
+    def methods_for(self, callee: Any, served: Served) -> list[tuple[Method, Callable[..., Any]]]:
+        """The methods of a service, with the functions to call, for a connection."""
 
     def is_idle(self) -> None:
         """The task of the last call of `running` is in its last step."""

@@ -39,6 +39,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         is estimated before they are made
     :ivar calls: calls of one connection that may be unfinished at a time, in each direction
     :ivar server_calls: the same for a server
+    :ivar objects: service objects that may be lent on one connection at a time: those that this side lends, and those
+        that it gets
     :ivar stream_bytes: how much of a stream may be on its way or unread; one item more than that may be
     :ivar inline_bytes: how many bytes all unfinished calls of one connection may have of what comes and goes in
         messages: arguments, items that were not taken, results that the peer does not read
@@ -58,6 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     decoded_bytes: int = 64 << 20
     calls: int = 1024
     server_calls: int = 16384
+    objects: int = 64
     stream_bytes: int = 256 << 10
     inline_bytes: int = 1 << 30
     lent_bytes: int = 4 << 30
@@ -73,6 +76,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             "decoded_bytes",
             "calls",
             "server_calls",
+            "objects",
             "stream_bytes",
             "inline_bytes",
             "lent_bytes",

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -49,6 +49,13 @@ LOANS_MOST = ALIVE_MAX // 2
 have been heard yet."""
 
 
+class InnerLinks(Protocol):
+    """What a link tells the connections within it (inner.py)."""
+
+    def resume(self) -> None: ...
+    def lost(self, error: BaseException | None) -> None: ...
+
+
 class Link(Messenger, asyncio.Protocol):
     """One side of a connection.
 
@@ -63,6 +70,7 @@ class Link(Messenger, asyncio.Protocol):
     :ivar loans_left: how many more buffers can be lent now
     :ivar paused: whether the transport wants no more for now
     :ivar asked: the token of the last Ping
+    :ivar inners: the connections within this one; None if there was none yet
     """
 
     def __init__(
@@ -89,6 +97,7 @@ class Link(Messenger, asyncio.Protocol):
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}
         self.reads = Reads(self, limits.lent_seconds)
+        self.inners: InnerLinks | None = None
 
     def rounds(self) -> Rounds:
         """The turns of the streams that are sent here: all together send TURN_COST in a turn of the loop."""
@@ -212,6 +221,8 @@ class Link(Messenger, asyncio.Protocol):
         if (ping := self._unanswered) is not None:
             self._unanswered = None
             self.answer(ping)
+        if not self.paused and self.inners is not None:
+            self.inners.resume()
         if not self.paused:  # by that answer
             self.turns.resume()
 
@@ -235,6 +246,8 @@ class Link(Messenger, asyncio.Protocol):
         self._offers.clear()
         if not self.closed.done():
             self.closed.set_result(None)
+        if self.inners is not None:
+            self.inners.lost(self.error)
         self._on_lost(self.error)
 
     def lost_error(self) -> Error:

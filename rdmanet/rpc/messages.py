@@ -176,6 +176,27 @@ class Initial(_Message, tag=12):
     metadata: Raw
 
 
+class Carry(_Message, tag=13):
+    """From either: bytes of an inner connection (inner.py)."""
+
+    number: U32
+    """Of the object that was lent."""
+    data: bytes
+
+
+class More(_Message, tag=14):
+    """From either: how many bytes of an inner connection the other side may have sent, since it began."""
+
+    number: U32
+    total: U53
+
+
+class Drop(_Message, tag=15):
+    """From either: an inner connection has ended."""
+
+    number: U32
+
+
 class Field(msgspec.Struct, array_like=True, frozen=True):
     """A field of the items of an array of records. One without a name is what lies between two of them."""
 
@@ -207,7 +228,8 @@ class Placed(msgspec.Struct, array_like=True, frozen=True):
 
 Message = (
     Hello | Call | Reply | Failure | Item | End | Window | Cancel | Release | Goaway | Ping | Pong | Initial
-)
+    | Carry | More | Drop
+)  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode

@@ -16,7 +16,7 @@ cdef class Messenger:
     cdef readonly list _collected
     cdef public object _before
     cdef readonly bint _is_server
-    cdef object _on_unfinished
+    cdef public object _on_unfinished
     cdef Py_ssize_t _unfinished_bytes, _collected_bytes
     cdef bint _is_reading, _has_had_turn, _in_turn, _had_one
     cpdef send(self, object message, object body=*)

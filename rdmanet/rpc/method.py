@@ -21,7 +21,7 @@ import copy
 import datetime  # noqa: F401  before msgspec, see credit.py
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -37,6 +37,8 @@ from rdmanet.rpc.describe import BUFFER, Description, Structs, describe, has_arr
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error
 from rdmanet.rpc.method_options import Options
 from rdmanet.rpc.packing import Packed, Unpacking, unpacked
+from rdmanet.rpc.service_types import NUMBER, has_service, may_lack, service_in
+from rdmanet.rpc.service_types import described as described_object
 from rdmanet.rpc.weights import DETAILS_BYTES, Scale
 
 
@@ -59,6 +61,9 @@ class Parameter(msgspec.Struct, frozen=True):
     is_buffer: bool = False
     is_array: bool = False
     by_keyword: bool = False
+    service: Any = None
+    """The class, if it is a service object: the type is then what is sent for it (service_types.py)."""
+    may_be_none: bool = False
 
 
 class Method(Coded):
@@ -72,11 +77,13 @@ class Method(Coded):
     :ivar stream_at: how many of the positional parameters are before it; None: it is given by keyword only
     :ivar result: the type of the result, or of the items that the callee streams
     :ivar inline: which parameters go in the message, whatever their length
+    :ivar objects: which parameters are service objects
     :ivar stream_brings: whether there are arrays inside of the caller's items
     :ivar item_scale: weighs the caller's items
     """
 
     inline: frozenset[int] = frozenset()
+    objects: Sequence[int] = ()
     stream_brings = False
 
     def __init__(self, service: str, name: str, function: Any, hints: dict[str, Any]) -> None:
@@ -135,6 +142,10 @@ class Method(Coded):
                     self.stream_at = len(self.parameters)
                 continue
             has_default = parameter.default is not parameter.empty
+            if (service := service_in(type_)) is not None:
+                self._check_lendable(service, where)
+                may_be_none = may_lack(type_)
+                type_ = NUMBER | None if may_be_none else NUMBER
             self.parameters.append(
                 Parameter(
                     parameter.name,
@@ -143,6 +154,8 @@ class Method(Coded):
                     is_buffer(type_),
                     isinstance(type_, ArrayType),
                     parameter.kind == parameter.KEYWORD_ONLY,
+                    service,
+                    service is not None and may_be_none,
                 )
             )
         required_last = [p.name for p in self.parameters if p.by_keyword and p.default is msgspec.NODEFAULT]
@@ -162,6 +175,18 @@ class Method(Coded):
             if parameter.type is Buffer:
                 text = f"parameter {parameter.name} is an rpc.Buffer, which a thread cannot read: take a memoryview"
                 raise TypeError(f"{self.label}: thread=True: {text}, or write `async def`")
+            if parameter.service is not None:
+                text = f"parameter {parameter.name} is a service object, whose methods a thread cannot await"
+                raise TypeError(f"{self.label}: thread=True: {text}: write `async def`")
+
+    def _check_lendable(self, service: Any, where: str) -> None:
+        schema = service.__rpc_schema__
+        if not schema.methods:
+            raise TypeError(f"{where}: {service.__name__} has no methods that could be called")
+        for name, method in schema.methods.items():
+            if method.objects:
+                text = f"{name} of {service.__name__} takes a service object itself, which its caller cannot lend"
+                raise TypeError(f"{where}: {text}")
 
     def _make_codecs(self) -> None:
         for parameter in self.parameters:
@@ -174,6 +199,7 @@ class Method(Coded):
                 raise TypeError(f"{self.label}: {text}")
         if self.stream is not None:
             self._checked(self.stream[1], f"parameter {self.stream[0]}", False)
+        self.objects = [index for index, each in enumerate(self.parameters) if each.service is not None]
         self.brings = any(has_arrays(each.type) for each in self.parameters if not each.is_buffer)
         if len(self.buffers) == 1 and not self.brings and not self.parameters[self.buffers[0]].is_array:
             self.bytes_at = self.buffers[0]
@@ -236,6 +262,10 @@ class Method(Coded):
     def _checked(self, type_: Any, what: str, is_buffer: bool) -> None:
         if type_ is Buffer and not is_buffer:
             raise TypeError(f"{self.label}: {what}: a stream has no rpc.Buffer: stream bytes or memoryview")
+        if has_service(type_):
+            raise TypeError(
+                f"{self.label}: {what}: a service object is an argument by itself, or None, and not {shown(type_)}"
+            )
         try:
             if not is_buffer:
                 msgspec.msgpack.Decoder(type_)
@@ -382,7 +412,16 @@ class Method(Coded):
         return [
             self.name,
             int(self.kind),
-            [[p.name, of(p.type, p.is_buffer), p.default is msgspec.NODEFAULT] for p in self.parameters],
+            [
+                [
+                    p.name,
+                    of(p.type, p.is_buffer)
+                    if p.service is None
+                    else described_object(p.service.__rpc_schema__.name, p.may_be_none),
+                    p.default is msgspec.NODEFAULT,
+                ]
+                for p in self.parameters
+            ],
             None if self.stream is None else of(self.stream[1]),
             of(self.result, self.result_is_buffer),
         ]

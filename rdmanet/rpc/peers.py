@@ -49,7 +49,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
     """Who is at the other end of this connection."""
-    asked = transport.get_extra_info
+    asked = transport.get_extra_info("outer", transport).get_extra_info
     process = group = None
     user, sock = asked("rdma_peer_user"), asked("socket")
     if (kind := asked("fabric")) == "memory":

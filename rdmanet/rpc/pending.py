@@ -66,6 +66,11 @@ class CallDetails:
         """The same call with this metadata, and this response."""
         return self._changed(self.method, self.stream, metadata, response)
 
+    def giving(self, arguments: tuple[Any, ...]) -> CallDetails:
+        """The same call with these arguments."""
+        same = self.stream, self.deadline, self.metadata, self.into, self.waits, self.response
+        return CallDetails(self.method, arguments, *same)
+
     def _changed(
         self, method: Method, stream: Any, metadata: Metadata | None, response: Response | None
     ) -> CallDetails:

@@ -42,6 +42,7 @@ class Schema:
     :ivar name: the name of its class, or what that says, and its version: "Store", "Store/2"
     :ivar names: those by which a server knows it: its own, and those of the services that it is derived from
     :ivar methods: by their names, in order
+    :ivar lends: whether one of them takes a service object
     """
 
     def __init__(self, name: str, methods: list[Method], names: Sequence[str] = ()) -> None:
@@ -51,6 +52,7 @@ class Schema:
         self.numbered = list(self.methods.values())
         for number, found in enumerate(self.numbered):
             found.number = number
+        self.lends = any(found.objects for found in self.numbered)
 
     @functools.cached_property
     def description(self) -> list[Any]:

@@ -7,18 +7,20 @@ all calls, and the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Self
 
 from rdmanet.errors import shown
 from rdmanet.rpc import endpoints
-from rdmanet.rpc.builtin import HealthStatus, builtin_of, names_of, served_by_name
+from rdmanet.rpc.borrowed_objects import borrowing
+from rdmanet.rpc.builtin import HealthStatus, Served, builtin_of, names_of, served_by_name
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
+from rdmanet.rpc.method import Method
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.schema import Service
 from rdmanet.rpc.shares import Shares
@@ -237,6 +239,10 @@ class Server:
             self._look()
         if self._closing.done():
             self._close_links()
+
+    def methods_for(self, callee: Callee, served: Served) -> list[tuple[Method, Callable[..., Any]]]:
+        """The methods of a service, with the functions to call, for a connection."""
+        return borrowing(callee, served.methods) if served.schema.lends else served.methods
 
     def has_heard(self, callee: Callee) -> None:
         """A connection takes no more calls, or is gone."""

@@ -43,7 +43,9 @@ class Tried:
 
 
 def is_idempotent(method: Method, retry: Retry | None) -> bool:
-    """Whether a method may be called twice."""
+    """Whether a method may be called twice. One that takes an object may not: that is lent to one connection."""
+    if method.objects:
+        return False
     return method.options.idempotent or (retry is not None and method.name in retry.methods)
 
 

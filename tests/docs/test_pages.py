@@ -43,6 +43,7 @@ PRINTED = {
         "[3. 3. 3.]\n",
         "bbd05cf6\n",
         "[0.0, 0.5, 1.0, 1.5]\n249.75\n",
+        "0\n50\n100\nbuilt\n",
         "4 5\n",
         "Adder.add for a has ended\n3\n",
         "{{'node': '7'}}\n[4] {{'rows-read': '120'}}\nINVALID_ARGUMENT: what do you look for? {{'rows-read': '120'}}\n",

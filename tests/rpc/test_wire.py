@@ -96,7 +96,7 @@ def test_vectors(text: str, encoded: str):
 def test_every_kind_has_a_vector():
     kinds = {bytes.fromhex(encoded)[5] for _, encoded in VECTORS}
     tags = {cls.__struct_config__.tag for cls in KINDS.values()}
-    assert kinds == tags == set(range(13))
+    assert kinds == tags == set(range(16))
 
 
 def test_what_is_encoded_in_one_step_is_the_same():
