@@ -63,7 +63,7 @@ class Listener(asyncio.AbstractServer):
 
     def accept(self) -> MemoryTransport:
         """The server's side of a new connection."""
-        transport = MemoryTransport(self, self._factory(), "")
+        transport = MemoryTransport(self, self._factory(), "", self.name)
         self.transports.add(transport)
         return transport
 
@@ -109,8 +109,10 @@ class MemoryTransport(asyncio.Transport):
 
     peer: MemoryTransport
 
-    def __init__(self, listener: Listener, protocol: asyncio.BaseProtocol, peername: str) -> None:
-        super().__init__({"peername": peername, "fabric": "memory"})
+    def __init__(
+        self, listener: Listener, protocol: asyncio.BaseProtocol, peername: str, sockname: str
+    ) -> None:
+        super().__init__({"peername": peername, "sockname": sockname, "fabric": "memory"})
         self._listener = listener
         self._loop = listener.get_loop()
         self._protocol = protocol
@@ -291,7 +293,7 @@ async def connect(factory: Factory, name: str) -> None:
     if found is None:
         text = f"no server of this event loop has the name {shown(name)} in memory"
         raise ConnectionRefusedError(errno.ECONNREFUSED, text)
-    here, there = MemoryTransport(found, factory(), name), found.accept()
+    here, there = MemoryTransport(found, factory(), name, ""), found.accept()
     here.peer, there.peer = there, here
     found.get_loop().call_soon(there._protocol.connection_made, there)
     here._protocol.connection_made(here)
