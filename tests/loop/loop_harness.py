@@ -8,7 +8,6 @@ import socket
 import sys
 import unittest.mock
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def workers_on(address: str, count: int, *kind: str) -> Iterator[tuple[int, dict
     with socket.socket() as reserved, contextlib.ExitStack() as stack:
         if kind:
             original = Settings.config
-            by_port = functools.partialmethod(lambda *args: replace(original(*args), by_name_alone=False))
+            by_port = functools.partialmethod(lambda *args: original(*args).replaced(by_name_alone=False))
             stack.enter_context(unittest.mock.patch.object(Settings, "config", by_port))
             stack.enter_context(unittest.mock.patch.object(loop_workers, "is_dealt", lambda library: True))
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

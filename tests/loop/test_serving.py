@@ -65,10 +65,10 @@ async def test_what_takes_long_is_done_before_it_listens(monkeypatch: pytest.Mon
     load = loading.load
     async with serving(start_serving=False) as (server, port):
 
-        def spy() -> None:
+        def spy(**options: bool) -> None:
             with socket.socket() as client:
                 answers.append(client.connect_ex(("127.0.0.1", port)))
-            load()
+            load(**options)
 
         monkeypatch.setattr(loading, "load", spy)
         await server.start_serving()

@@ -8,7 +8,6 @@ RDMA by TCP as well: by a name alone they would not reach the attackers in any c
 
 import asyncio
 import encodings.idna  # noqa: F401
-from dataclasses import replace
 
 import rdmanet
 import rdmanet.loop.connecting
@@ -37,7 +36,7 @@ async def pause(found, receive, knock=doors.knock):
 
 
 def by_tcp_too(self, reason, config=Settings.config):
-    return replace(config(self, reason), by_name_alone=False)
+    return config(self, reason).replaced(by_name_alone=False)
 
 
 if "keeping" in argv:
