@@ -2,6 +2,7 @@
 
 usage: rdmanet call HOST:PORT                           its services, methods and types
        rdmanet call HOST:PORT Store.get '{"name": "w"}'  call one, and print the result as JSON
+       rdmanet call HOST:PORT Store --pyi               write a class for clients, with all types
 
 A stream is printed with a line for each item. A stream of the caller's is read from standard input, as JSON, a line for
 each item. Bytes and buffers are given as text, or as @FILE for the contents of a file. Arrays are given as @FILE.npy,
@@ -62,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the result, a buffer or an array, to this file; FILE.npy is one of NumPy",
     )
     parser.add_argument("--json", action="store_true", help="list the schemas as JSON")
+    parser.add_argument(
+        "--pyi",
+        action="store_true",
+        help="write the service of this name, or all of them, as classes of Python: a stub, and a module for clients",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         host, port = _address(args.server, args.transport)
-        interrupts.run(_listed(args, host, port) if args.method is None else _called(args, host, port))
+        what = _classes if args.pyi else _listed if args.method is None else _called
+        interrupts.run(what(args, host, port))
     except Misuse as exc:
         print(f"call: {exc}", file=sys.stderr)
         return 2
@@ -152,6 +159,36 @@ async def _listed(args: argparse.Namespace, host: str, port: int | None) -> None
                     f"{n}: {text(type_)}{'' if needed else ' = ...'}" for n, type_, needed, *_ in fields
                 )
                 print(f"  {printable(f'{struct}: {shown}', 4096)}")
+
+
+async def _classes(args: argparse.Namespace, host: str, port: int | None) -> None:
+    from rdmanet import rpc
+    from rdmanet.cli.call_classes import Unwritable, classes
+    from rdmanet.errors import printable
+    from rdmanet.rpc.dynamic_client import discover
+
+    if args.arguments != "{}" or args.json:
+        raise Misuse(
+            "--pyi writes classes: it takes the name of a service or none, and neither arguments nor --json"
+        )
+    connecting = rpc.connect(
+        rpc.Reflection, host, port, transport=args.transport, timeout=args.timeout or 10.0
+    )
+    async with connecting as reflection:
+        names = [each for each in await reflection.services() if not each.startswith("rdmanet.")]
+    if args.method is not None and args.method not in names:
+        has = printable(", ".join(names), 1000)
+        raise Misuse(
+            f"the server has no service {args.method!r}; it has: {has}. --pyi takes a service, not a method"
+        )
+    found = {}
+    for name in names if args.method is None else [args.method]:
+        async with discover(name, host, port, args.transport) as (_, schema):
+            found[name] = schema.described, schema.structs
+    try:
+        print(classes(found), end="")
+    except Unwritable as exc:
+        raise Misuse(f"--pyi: {printable(str(exc), 1000)}") from None
 
 
 # ---- Calling ------------------------------------------------------------------------------------------------

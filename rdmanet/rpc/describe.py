@@ -90,7 +90,7 @@ _LISTS: Final = (
 
 METHODS_MOST: Final = 4096
 FLAGS_MOST: Final = 16
-_LIMITS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "multiple_of", "pattern", "tz")
+LIMITS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "multiple_of", "pattern", "tz")
 """In the order of their names."""
 LEFT_OUT_DEFAULT: Final = 1
 LEFT_OUT: Final = 2
@@ -121,7 +121,7 @@ class _Describer:
 
     def of(self, info: Any, hint: Any) -> Description:
         """The description of a type, of which msgspec says this, and whose annotation this is."""
-        limits = {name: limit for name in _LIMITS if (limit := getattr(info, name, None)) is not None}
+        limits = {name: limit for name in LIMITS if (limit := getattr(info, name, None)) is not None}
         found = self._without_limits(info, hint)
         return ["within", found, limits] if limits else found
 

@@ -4,7 +4,8 @@ Theory
 ------
 Arguments are an array, in the order of the parameters. Arguments left out at the end have the server's defaults. A
 parameter that is annotated as an asynchronous iterator is not in the array: it is the caller's stream. It may have any
-place among the parameters, also after ``*``, so that parameters with defaults can be added to any method.
+place among the parameters, also after ``*``, so that parameters with defaults can be added to any method. A client
+whose class has ``...`` as the default of a parameter does not send it, and the server's own default counts.
 
     async def m(self, x: A) -> R                            UNARY
     def m(self, x: A) -> AsyncIterator[R]                   SERVER_STREAM; as a rule ``async def`` with ``yield``
@@ -312,7 +313,21 @@ class Method(Coded):
                 raise TypeError(f"{self.label}() lacks the argument {parameter.name!r}")
             else:
                 found.append(parameter.default)
-        return tuple(found), stream
+        return self._sent(found), stream
+
+    def _sent(self, arguments: list[Any]) -> tuple[Any, ...]:
+        """Without those at the end that are the server's: their default is ``...`` here.
+
+        :raises TypeError: there are such before others
+        """
+        while arguments and arguments[-1] is ...:
+            arguments.pop()
+        for index, argument in enumerate(arguments):
+            if argument is ...:
+                name, later = self.parameters[index].name, self.parameters[len(arguments) - 1].name
+                text = f"its default is the server's, and {later!r}, which is behind it, is given"
+                raise TypeError(f"{self.label}() lacks the argument {name!r}: {text}")
+        return tuple(arguments)
 
     def decode_arguments(self, raw: Any) -> tuple[Any, ...]:
         """A call's arguments, which may lack some at the end, or have more. `exact` is tried before.

@@ -96,6 +96,41 @@ def test_listing(server):
     assert set(json.loads(call(server, "--json")[1])) == {"Store", "rdmanet.Health", "rdmanet.Reflection"}
 
 
+def test_classes_for_clients(server, tmp_path: Path):
+    """What is written is a module that calls the server."""
+    for arguments in (["--pyi"], ["Store", "--pyi"]):
+        status, out, err = call(server, *arguments)
+        assert (status, err) == (0, "")
+        assert "class Part(msgspec.Struct):\n    name: str = 'all'\n    count: int = 0\n" in out
+        assert "    async def shape(self, name: str, scale: float = ...) -> list[float]:\n" in out
+        assert "    def sums(self, items: AsyncIterator[int]) -> AsyncIterator[int]:\n" in out
+    (tmp_path / "classes.py").write_text(out)
+    program = """
+import asyncio, sys
+from rdmanet import rpc
+from classes import Part, Store
+
+async def main():
+    host, port = sys.argv[1].split(":")
+    async with rpc.connect(Store, host, int(port), transport="tcp") as store:
+        print(await store.shape("w"), await store.told(Part()))
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, server], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("[1.0, 2.0] {}\n", "")
+    for arguments, says in (
+        (["Store.get", "--pyi"], "--pyi takes a service, not a method"),
+        (["None", "--pyi"], "the server has no service 'None'; it has: Store"),
+        (["Store", '{"a": 1}', "--pyi"], "--pyi writes classes: it takes the name of a service or none"),
+        (["--pyi", "--json"], "neither arguments nor --json"),
+    ):
+        status, out, err = call(server, *arguments)
+        assert (status, out) == (2, "") and says in one_line(err)
+
+
 def test_calling(server, tmp_path: Path):
     assert call(server, "Store.shape", '{"name": "w"}') == (0, "[1.0, 2.0]\n", "")
     assert call(server, "Store.get", '{"name": "w"}') == (0, '{"bytes": 3}\n', "")
