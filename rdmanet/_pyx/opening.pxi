@@ -58,7 +58,7 @@ cdef QP create_queue_pair(Receiver connection, CMID id, CQ cq):
                 raise
         else:
             engine.takes_inline(inline)
-            if tracing != NULL and qp.pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:
+            if tracing != NULL and not knows_its_peer(qp):
                 trace_addresses(id, qp)
             return qp
 
@@ -73,6 +73,13 @@ cdef int start_receiving(Receiver connection, QP qp) except -1:
     else:
         connection.own.post_all(connection)
     return 0
+
+
+cdef bint knows_its_peer(QP qp):
+    """Does its device say which queue pair it is connected to? No adapter does on iWARP: soft-iWARP answers with all
+    ones. The embedded device does, by iWARP's rules, too; there a client has no port yet when its queue pair is made."""
+    return (qp.pd.context.ptr.device.transport_type != verbs.IBV_TRANSPORT_IWARP
+            or qp.pd.context.library.embedded_device)
 
 
 cdef int trace_addresses(CMID id, QP qp) except -1:
@@ -96,10 +103,9 @@ cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint
 
 
 cdef uint64_t number_of_peer(Receiver connection):
-    """Its queue pair's; 0 if the device does not say, as on iWARP, where soft-iWARP answers with all ones, or where it
-    has lost ours: a trace must not end a connection."""
+    """Its queue pair's; 0 if the device does not say, or has lost ours: a trace must not end a connection."""
     qp = connection.qp
-    if qp is None or qp.pd.context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:
+    if qp is None or not knows_its_peer(qp):
         return 0
     try:
         return qp.query()[0].dest_qp_num or 0

@@ -10,7 +10,7 @@
 #     TRACE_WANTED         how many bytes a read wants in memory that it names, 0
 #     TRACE_ASLEEP         whether the engine sleeps now, which engine
 #     TRACE_PAIRED         a number of the connection's two addresses, the same at both ends, and which end this is:
-#                          0 or 1. Only on iWARP, where the device does not know the peer's queue pair
+#                          0 or 1. Only on an adapter by iWARP, which does not know the peer's queue pair
 #     TRACE_SENT and       of the kind of frame: the number of the data frame, from 1, or 0 if it is another frame;
 #     TRACE_RECEIVED       its bytes, and above SECOND_SHIFT the credits that are left, or that came with it
 #     TRACE_COMPLETED      of the kind of request (sendlog.pxi): its bytes, 0
