@@ -2,10 +2,10 @@
  * Every call into a verbs library, with one convention instead of four.
  *
  * The public ABI reports failure in four ways. They are settled in the helpers
- * below, once, and each function after them says by its helper which way its
- * call has. What comes out is the same for all: >= 0 is success, everything
- * else is -errno. An object that is made comes through the last argument, which
- * is NULL after a failure.
+ * below, once, and each call after them says by its helper which way it has;
+ * arguments have the types of the library's call. What comes out is the same for
+ * all: >= 0 is success, everything else is -errno. An object that is made comes
+ * through the last argument, which is NULL after a failure.
  *
  *     RN_POINTER   an object, or NULL with errno          ibv_create_*, ibv_alloc_pd, ibv_reg_mr
  *     rn_errno     0, or the error number, positive       ibv_post_*, ibv_modify_qp, ibv_destroy_*
@@ -60,27 +60,10 @@ static inline int rn_get_device_list(const struct rn_library *lib, int *count, s
     return RN_POINTER(list, lib->ibv_get_device_list(count));
 }
 
-static inline void rn_free_device_list(const struct rn_library *lib, struct ibv_device **list)
-{
-    lib->ibv_free_device_list(list);
-}
-
-static inline int rn_open_device(const struct rn_library *lib, struct ibv_device *device,
-                                 struct ibv_context **out)
-{
-    return RN_POINTER(out, lib->ibv_open_device(device));
-}
-
-static inline int rn_close_device(const struct rn_library *lib, struct ibv_context *context)
-{
-    return RN_ERRNO(lib->ibv_close_device(context));
-}
-
-static inline int rn_query_device(const struct rn_library *lib, struct ibv_context *context,
-                                  struct ibv_device_attr *attr)
-{
-    return RN_ERRNO(lib->ibv_query_device(context, attr));
-}
+#define rn_free_device_list(lib, list) (lib)->ibv_free_device_list(list)
+#define rn_open_device(lib, device, out) RN_POINTER(out, (lib)->ibv_open_device(device))
+#define rn_close_device(lib, context) RN_ERRNO((lib)->ibv_close_device(context))
+#define rn_query_device(lib, context, attr) RN_ERRNO((lib)->ibv_query_device(context, attr))
 
 /* The extended attributes where the device has them, else the old ones and zeros. */
 static inline int rn_query_device_ex(const struct rn_library *lib, struct ibv_context *context,
@@ -109,11 +92,7 @@ static inline int rn_query_port(const struct rn_library *lib, struct ibv_context
     return RN_ERRNO(lib->ibv_query_port(context, port_num, (struct _compat_ibv_port_attr *)attr));
 }
 
-static inline int rn_query_gid(const struct rn_library *lib, struct ibv_context *context, uint8_t port_num,
-                               int index, union ibv_gid *gid)
-{
-    return RN_MINUS(lib->ibv_query_gid(context, port_num, index, gid));
-}
+#define rn_query_gid(lib, context, port_num, index, gid) RN_MINUS((lib)->ibv_query_gid(context, port_num, index, gid))
 
 static inline int rn_query_gid_ex(const struct rn_library *lib, struct ibv_context *context, uint32_t port_num,
                                   uint32_t index, struct ibv_gid_entry *entry)
@@ -123,43 +102,15 @@ static inline int rn_query_gid_ex(const struct rn_library *lib, struct ibv_conte
     return RN_ERRNO(lib->_ibv_query_gid_ex(context, port_num, index, entry, 0, sizeof(*entry)));
 }
 
-/* The number of entries written; -errno is this one's own convention. */
-static inline ssize_t rn_query_gid_table(const struct rn_library *lib, struct ibv_context *context,
-                                         struct ibv_gid_entry *entries, size_t max_entries)
-{
-    if (!lib->_ibv_query_gid_table)
-        return -EOPNOTSUPP;
-    return lib->_ibv_query_gid_table(context, entries, max_entries, 0, sizeof(*entries));
-}
-
-static inline int rn_query_pkey(const struct rn_library *lib, struct ibv_context *context, uint8_t port_num,
-                                int index, __be16 *pkey)
-{
-    return RN_MINUS(lib->ibv_query_pkey(context, port_num, index, pkey));
-}
-
-static inline int rn_get_async_event(const struct rn_library *lib, struct ibv_context *context,
-                                     struct ibv_async_event *event)
-{
-    return RN_MINUS(lib->ibv_get_async_event(context, event));
-}
-
-static inline void rn_ack_async_event(const struct rn_library *lib, struct ibv_async_event *event)
-{
-    lib->ibv_ack_async_event(event);
-}
+#define rn_query_pkey(lib, context, port_num, index, pkey) \
+    RN_MINUS((lib)->ibv_query_pkey(context, port_num, index, pkey))
+#define rn_get_async_event(lib, context, event) RN_MINUS((lib)->ibv_get_async_event(context, event))
+#define rn_ack_async_event(lib, event) (lib)->ibv_ack_async_event(event)
 
 /* ---- Memory ------------------------------------------------------------------------ */
 
-static inline int rn_alloc_pd(const struct rn_library *lib, struct ibv_context *context, struct ibv_pd **out)
-{
-    return RN_POINTER(out, lib->ibv_alloc_pd(context));
-}
-
-static inline int rn_dealloc_pd(const struct rn_library *lib, struct ibv_pd *pd)
-{
-    return RN_ERRNO(lib->ibv_dealloc_pd(pd));
-}
+#define rn_alloc_pd(lib, context, out) RN_POINTER(out, (lib)->ibv_alloc_pd(context))
+#define rn_dealloc_pd(lib, pd) RN_ERRNO((lib)->ibv_dealloc_pd(pd))
 
 /*
  * Optional access bits are for the newer export: an old kernel is asked without them. It is also told the address 0:
@@ -214,30 +165,12 @@ static inline int rn_alloc_null_mr(struct ibv_pd *pd, struct ibv_mr **out)
     return vctx ? RN_POINTER(out, vctx->alloc_null_mr(pd)) : -EOPNOTSUPP;
 }
 
-static inline int rn_advise_mr(struct ibv_pd *pd, int advice, uint32_t flags, struct ibv_sge *sges, uint32_t count)
-{
-    return RN_ERRNO(ibv_advise_mr(pd, (enum ib_uverbs_advise_mr_advice)advice, flags, sges, count));
-}
-
-static inline int rn_dereg_mr(const struct rn_library *lib, struct ibv_mr *mr)
-{
-    return RN_ERRNO(lib->ibv_dereg_mr(mr));
-}
-
-static inline int rn_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type, struct ibv_mw **out)
-{
-    return RN_POINTER(out, ibv_alloc_mw(pd, type));
-}
-
-static inline int rn_dealloc_mw(struct ibv_mw *mw)
-{
-    return RN_ERRNO(ibv_dealloc_mw(mw));
-}
-
-static inline int rn_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
-{
-    return RN_ERRNO(ibv_bind_mw(qp, mw, bind));
-}
+#define rn_advise_mr(pd, advice, flags, sges, count) \
+    RN_ERRNO(ibv_advise_mr(pd, (enum ib_uverbs_advise_mr_advice)advice, flags, sges, count))
+#define rn_dereg_mr(lib, mr) RN_ERRNO((lib)->ibv_dereg_mr(mr))
+#define rn_alloc_mw(pd, type, out) RN_POINTER(out, ibv_alloc_mw(pd, type))
+#define rn_dealloc_mw(mw) RN_ERRNO(ibv_dealloc_mw(mw))
+#define rn_bind_mw(qp, mw, bind) RN_ERRNO(ibv_bind_mw(qp, mw, bind))
 
 static inline int rn_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr, struct ibv_dm **out)
 {
@@ -275,60 +208,17 @@ static inline int rn_memcpy_from_dm(void *to, struct ibv_dm *dm, uint64_t offset
 
 /* ---- Completions -------------------------------------------------------------------- */
 
-static inline int rn_create_comp_channel(const struct rn_library *lib, struct ibv_context *context,
-                                         struct ibv_comp_channel **out)
-{
-    return RN_POINTER(out, lib->ibv_create_comp_channel(context));
-}
-
-static inline int rn_destroy_comp_channel(const struct rn_library *lib, struct ibv_comp_channel *channel)
-{
-    return RN_ERRNO(lib->ibv_destroy_comp_channel(channel));
-}
-
-static inline int rn_create_cq(const struct rn_library *lib, struct ibv_context *context, int cqe,
-                               void *cq_context, struct ibv_comp_channel *channel, int comp_vector,
-                               struct ibv_cq **out)
-{
-    return RN_POINTER(out, lib->ibv_create_cq(context, cqe, cq_context, channel, comp_vector));
-}
-
-static inline int rn_resize_cq(const struct rn_library *lib, struct ibv_cq *cq, int cqe)
-{
-    return RN_ERRNO(lib->ibv_resize_cq(cq, cqe));
-}
-
-static inline int rn_destroy_cq(const struct rn_library *lib, struct ibv_cq *cq)
-{
-    return RN_ERRNO(lib->ibv_destroy_cq(cq));
-}
-
-static inline int rn_get_cq_event(const struct rn_library *lib, struct ibv_comp_channel *channel,
-                                  struct ibv_cq **cq, void **cq_context)
-{
-    return RN_MINUS(lib->ibv_get_cq_event(channel, cq, cq_context));
-}
-
-static inline void rn_ack_cq_events(const struct rn_library *lib, struct ibv_cq *cq, unsigned int nevents)
-{
-    lib->ibv_ack_cq_events(cq, nevents);
-}
-
-static inline int rn_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc)
-{
-    return rn_count(ibv_poll_cq(cq, num_entries, wc));
-}
-
-static inline int rn_req_notify_cq(struct ibv_cq *cq, int solicited_only)
-{
-    return RN_ERRNO(ibv_req_notify_cq(cq, solicited_only));
-}
-
-static inline int rn_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr,
-                                  struct ibv_cq_ex **out)
-{
-    return RN_POINTER(out, ibv_create_cq_ex(context, attr));
-}
+#define rn_create_comp_channel(lib, context, out) RN_POINTER(out, (lib)->ibv_create_comp_channel(context))
+#define rn_destroy_comp_channel(lib, channel) RN_ERRNO((lib)->ibv_destroy_comp_channel(channel))
+#define rn_create_cq(lib, context, cqe, cq_context, channel, comp_vector, out) \
+    RN_POINTER(out, (lib)->ibv_create_cq(context, cqe, cq_context, channel, comp_vector))
+#define rn_resize_cq(lib, cq, cqe) RN_ERRNO((lib)->ibv_resize_cq(cq, cqe))
+#define rn_destroy_cq(lib, cq) RN_ERRNO((lib)->ibv_destroy_cq(cq))
+#define rn_get_cq_event(lib, channel, cq, cq_context) RN_MINUS((lib)->ibv_get_cq_event(channel, cq, cq_context))
+#define rn_ack_cq_events(lib, cq, nevents) (lib)->ibv_ack_cq_events(cq, nevents)
+#define rn_poll_cq(cq, num_entries, wc) rn_count(ibv_poll_cq(cq, num_entries, wc))
+#define rn_req_notify_cq(cq, solicited_only) RN_ERRNO(ibv_req_notify_cq(cq, solicited_only))
+#define rn_create_cq_ex(context, attr, out) RN_POINTER(out, ibv_create_cq_ex(context, attr))
 
 /* Its way of saying that there is nothing is ENOENT. */
 static inline int rn_start_poll(struct ibv_cq_ex *cq)
@@ -338,10 +228,7 @@ static inline int rn_start_poll(struct ibv_cq_ex *cq)
     return RN_ERRNO(ibv_start_poll(cq, &attr));
 }
 
-static inline int rn_next_poll(struct ibv_cq_ex *cq)
-{
-    return RN_ERRNO(ibv_next_poll(cq));
-}
+#define rn_next_poll(cq) RN_ERRNO(ibv_next_poll(cq))
 
 static inline int rn_modify_cq(struct ibv_cq *cq, uint16_t count, uint16_t period)
 {
@@ -359,43 +246,13 @@ static inline int rn_query_rt_values(struct ibv_context *context, struct ibv_val
 
 /* ---- Shared receive queues and XRC domains ------------------------------------------------ */
 
-static inline int rn_create_srq(const struct rn_library *lib, struct ibv_pd *pd, struct ibv_srq_init_attr *attr,
-                                struct ibv_srq **out)
-{
-    return RN_POINTER(out, lib->ibv_create_srq(pd, attr));
-}
-
-static inline int rn_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr,
-                                   struct ibv_srq **out)
-{
-    return RN_POINTER(out, ibv_create_srq_ex(context, attr));
-}
-
-static inline int rn_modify_srq(const struct rn_library *lib, struct ibv_srq *srq, struct ibv_srq_attr *attr,
-                                int mask)
-{
-    return RN_ERRNO(lib->ibv_modify_srq(srq, attr, mask));
-}
-
-static inline int rn_query_srq(const struct rn_library *lib, struct ibv_srq *srq, struct ibv_srq_attr *attr)
-{
-    return RN_ERRNO(lib->ibv_query_srq(srq, attr));
-}
-
-static inline int rn_destroy_srq(const struct rn_library *lib, struct ibv_srq *srq)
-{
-    return RN_ERRNO(lib->ibv_destroy_srq(srq));
-}
-
-static inline int rn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
-{
-    return RN_ERRNO(ibv_post_srq_recv(srq, wr, bad_wr));
-}
-
-static inline int rn_get_srq_num(struct ibv_srq *srq, uint32_t *number)
-{
-    return RN_ERRNO(ibv_get_srq_num(srq, number));
-}
+#define rn_create_srq(lib, pd, attr, out) RN_POINTER(out, (lib)->ibv_create_srq(pd, attr))
+#define rn_create_srq_ex(context, attr, out) RN_POINTER(out, ibv_create_srq_ex(context, attr))
+#define rn_modify_srq(lib, srq, attr, mask) RN_ERRNO((lib)->ibv_modify_srq(srq, attr, mask))
+#define rn_query_srq(lib, srq, attr) RN_ERRNO((lib)->ibv_query_srq(srq, attr))
+#define rn_destroy_srq(lib, srq) RN_ERRNO((lib)->ibv_destroy_srq(srq))
+#define rn_post_srq_recv(srq, wr, bad_wr) RN_ERRNO(ibv_post_srq_recv(srq, wr, bad_wr))
+#define rn_get_srq_num(srq, number) RN_ERRNO(ibv_get_srq_num(srq, number))
 
 static inline int rn_open_xrcd(struct ibv_context *context, int fd, int oflags, struct ibv_xrcd **out)
 {
@@ -430,16 +287,8 @@ static inline int rn_open_qp(struct ibv_context *context, struct ibv_xrcd *xrcd,
 
 /* ---- Address handles ------------------------------------------------------------------------ */
 
-static inline int rn_create_ah(const struct rn_library *lib, struct ibv_pd *pd, struct ibv_ah_attr *attr,
-                               struct ibv_ah **out)
-{
-    return RN_POINTER(out, lib->ibv_create_ah(pd, attr));
-}
-
-static inline int rn_destroy_ah(const struct rn_library *lib, struct ibv_ah *ah)
-{
-    return RN_ERRNO(lib->ibv_destroy_ah(ah));
-}
+#define rn_create_ah(lib, pd, attr, out) RN_POINTER(out, (lib)->ibv_create_ah(pd, attr))
+#define rn_destroy_ah(lib, ah) RN_ERRNO((lib)->ibv_destroy_ah(ah))
 
 static inline int rn_init_ah_from_wc(const struct rn_library *lib, struct ibv_context *context, uint8_t port_num,
                                      struct ibv_wc *wc, struct ibv_grh *grh, struct ibv_ah_attr *attr)
@@ -451,17 +300,8 @@ static inline int rn_init_ah_from_wc(const struct rn_library *lib, struct ibv_co
 
 /* ---- Queue pairs ----------------------------------------------------------------------- */
 
-static inline int rn_create_qp(const struct rn_library *lib, struct ibv_pd *pd, struct ibv_qp_init_attr *attr,
-                               struct ibv_qp **out)
-{
-    return RN_POINTER(out, lib->ibv_create_qp(pd, attr));
-}
-
-static inline int rn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,
-                                  struct ibv_qp **out)
-{
-    return RN_POINTER(out, ibv_create_qp_ex(context, attr));
-}
+#define rn_create_qp(lib, pd, attr, out) RN_POINTER(out, (lib)->ibv_create_qp(pd, attr))
+#define rn_create_qp_ex(context, attr, out) RN_POINTER(out, ibv_create_qp_ex(context, attr))
 
 static inline int rn_qp_to_qp_ex(const struct rn_library *lib, struct ibv_qp *qp, struct ibv_qp_ex **out)
 {
@@ -471,44 +311,15 @@ static inline int rn_qp_to_qp_ex(const struct rn_library *lib, struct ibv_qp *qp
     return RN_POINTER(out, lib->ibv_qp_to_qp_ex(qp));
 }
 
-static inline int rn_attach_mcast(const struct rn_library *lib, struct ibv_qp *qp, const union ibv_gid *gid,
-                                  uint16_t lid)
-{
-    return lib->ibv_attach_mcast ? RN_ERRNO(lib->ibv_attach_mcast(qp, gid, lid)) : -EOPNOTSUPP;
-}
-
-static inline int rn_detach_mcast(const struct rn_library *lib, struct ibv_qp *qp, const union ibv_gid *gid,
-                                  uint16_t lid)
-{
-    return lib->ibv_detach_mcast ? RN_ERRNO(lib->ibv_detach_mcast(qp, gid, lid)) : -EOPNOTSUPP;
-}
-
-static inline int rn_modify_qp(const struct rn_library *lib, struct ibv_qp *qp, struct ibv_qp_attr *attr,
-                               int attr_mask)
-{
-    return RN_ERRNO(lib->ibv_modify_qp(qp, attr, attr_mask));
-}
-
-static inline int rn_query_qp(const struct rn_library *lib, struct ibv_qp *qp, struct ibv_qp_attr *attr,
-                              int attr_mask, struct ibv_qp_init_attr *init_attr)
-{
-    return RN_ERRNO(lib->ibv_query_qp(qp, attr, attr_mask, init_attr));
-}
-
-static inline int rn_destroy_qp(const struct rn_library *lib, struct ibv_qp *qp)
-{
-    return RN_ERRNO(lib->ibv_destroy_qp(qp));
-}
-
-static inline int rn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
-{
-    return RN_ERRNO(ibv_post_send(qp, wr, bad_wr));
-}
-
-static inline int rn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
-{
-    return RN_ERRNO(ibv_post_recv(qp, wr, bad_wr));
-}
+#define rn_attach_mcast(lib, qp, gid, lid) \
+    ((lib)->ibv_attach_mcast ? RN_ERRNO((lib)->ibv_attach_mcast(qp, gid, lid)) : -EOPNOTSUPP)
+#define rn_detach_mcast(lib, qp, gid, lid) \
+    ((lib)->ibv_detach_mcast ? RN_ERRNO((lib)->ibv_detach_mcast(qp, gid, lid)) : -EOPNOTSUPP)
+#define rn_modify_qp(lib, qp, attr, attr_mask) RN_ERRNO((lib)->ibv_modify_qp(qp, attr, attr_mask))
+#define rn_query_qp(lib, qp, attr, attr_mask, init_attr) RN_ERRNO((lib)->ibv_query_qp(qp, attr, attr_mask, init_attr))
+#define rn_destroy_qp(lib, qp) RN_ERRNO((lib)->ibv_destroy_qp(qp))
+#define rn_post_send(qp, wr, bad_wr) RN_ERRNO(ibv_post_send(qp, wr, bad_wr))
+#define rn_post_recv(qp, wr, bad_wr) RN_ERRNO(ibv_post_recv(qp, wr, bad_wr))
 
 /* ---- The extended way to post --------------------------------------------------------------- */
 
@@ -639,10 +450,7 @@ static inline int rn_create_event_channel(const struct rn_library *lib, struct r
     return RN_POINTER(out, lib->rdma_create_event_channel());
 }
 
-static inline void rn_destroy_event_channel(const struct rn_library *lib, struct rdma_event_channel *channel)
-{
-    lib->rdma_destroy_event_channel(channel);
-}
+#define rn_destroy_event_channel(lib, channel) (lib)->rdma_destroy_event_channel(channel)
 
 static inline int rn_get_cm_event(const struct rn_library *lib, struct rdma_event_channel *channel,
                                   struct rdma_cm_event **event)
@@ -651,10 +459,7 @@ static inline int rn_get_cm_event(const struct rn_library *lib, struct rdma_even
     return RN_MINUS(lib->rdma_get_cm_event(channel, event));
 }
 
-static inline int rn_ack_cm_event(const struct rn_library *lib, struct rdma_cm_event *event)
-{
-    return RN_MINUS(lib->rdma_ack_cm_event(event));
-}
+#define rn_ack_cm_event(lib, event) RN_MINUS((lib)->rdma_ack_cm_event(event))
 
 static inline int rn_create_id(const struct rn_library *lib, struct rdma_event_channel *channel, void *context,
                                enum rdma_port_space ps, struct rdma_cm_id **out)
@@ -663,92 +468,25 @@ static inline int rn_create_id(const struct rn_library *lib, struct rdma_event_c
     return RN_MINUS(lib->rdma_create_id(channel, out, context, ps));
 }
 
-static inline int rn_destroy_id(const struct rn_library *lib, struct rdma_cm_id *id)
-{
-    return RN_MINUS(lib->rdma_destroy_id(id));
-}
-
-static inline int rn_migrate_id(const struct rn_library *lib, struct rdma_cm_id *id,
-                                struct rdma_event_channel *channel)
-{
-    return RN_MINUS(lib->rdma_migrate_id(id, channel));
-}
-
-static inline int rn_set_option(const struct rn_library *lib, struct rdma_cm_id *id, int level, int optname,
-                                void *optval, size_t optlen)
-{
-    return RN_MINUS(lib->rdma_set_option(id, level, optname, optval, optlen));
-}
-
-static inline int rn_bind_addr(const struct rn_library *lib, struct rdma_cm_id *id, struct sockaddr *addr)
-{
-    return RN_MINUS(lib->rdma_bind_addr(id, addr));
-}
-
-static inline int rn_resolve_addr(const struct rn_library *lib, struct rdma_cm_id *id, struct sockaddr *src,
-                                  struct sockaddr *dst, int timeout_ms)
-{
-    return RN_MINUS(lib->rdma_resolve_addr(id, src, dst, timeout_ms));
-}
-
-static inline int rn_resolve_route(const struct rn_library *lib, struct rdma_cm_id *id, int timeout_ms)
-{
-    return RN_MINUS(lib->rdma_resolve_route(id, timeout_ms));
-}
-
-static inline int rn_listen(const struct rn_library *lib, struct rdma_cm_id *id, int backlog)
-{
-    return RN_MINUS(lib->rdma_listen(id, backlog));
-}
-
-static inline int rn_connect(const struct rn_library *lib, struct rdma_cm_id *id, struct rdma_conn_param *param)
-{
-    return RN_MINUS(lib->rdma_connect(id, param));
-}
-
-static inline int rn_accept(const struct rn_library *lib, struct rdma_cm_id *id, struct rdma_conn_param *param)
-{
-    return RN_MINUS(lib->rdma_accept(id, param));
-}
-
-static inline int rn_establish(const struct rn_library *lib, struct rdma_cm_id *id)
-{
-    return lib->rdma_establish ? RN_MINUS(lib->rdma_establish(id)) : -EOPNOTSUPP;
-}
-
-static inline int rn_reject(const struct rn_library *lib, struct rdma_cm_id *id, const void *private_data,
-                            uint8_t length)
-{
-    return RN_MINUS(lib->rdma_reject(id, private_data, length));
-}
-
-static inline int rn_disconnect(const struct rn_library *lib, struct rdma_cm_id *id)
-{
-    return RN_MINUS(lib->rdma_disconnect(id));
-}
-
-static inline int rn_cm_create_qp(const struct rn_library *lib, struct rdma_cm_id *id, struct ibv_pd *pd,
-                                  struct ibv_qp_init_attr *attr)
-{
-    return RN_MINUS(lib->rdma_create_qp(id, pd, attr));
-}
-
-static inline int rn_cm_create_qp_ex(const struct rn_library *lib, struct rdma_cm_id *id,
-                                     struct ibv_qp_init_attr_ex *attr)
-{
-    return lib->rdma_create_qp_ex ? RN_MINUS(lib->rdma_create_qp_ex(id, attr)) : -EOPNOTSUPP;
-}
-
-static inline void rn_cm_destroy_qp(const struct rn_library *lib, struct rdma_cm_id *id)
-{
-    lib->rdma_destroy_qp(id);
-}
-
-static inline int rn_cm_init_qp_attr(const struct rn_library *lib, struct rdma_cm_id *id,
-                                     struct ibv_qp_attr *attr, int *attr_mask)
-{
-    return lib->rdma_init_qp_attr ? RN_MINUS(lib->rdma_init_qp_attr(id, attr, attr_mask)) : -EOPNOTSUPP;
-}
+#define rn_destroy_id(lib, id) RN_MINUS((lib)->rdma_destroy_id(id))
+#define rn_migrate_id(lib, id, channel) RN_MINUS((lib)->rdma_migrate_id(id, channel))
+#define rn_set_option(lib, id, level, optname, optval, optlen) \
+    RN_MINUS((lib)->rdma_set_option(id, level, optname, optval, optlen))
+#define rn_bind_addr(lib, id, addr) RN_MINUS((lib)->rdma_bind_addr(id, addr))
+#define rn_resolve_addr(lib, id, src, dst, timeout_ms) RN_MINUS((lib)->rdma_resolve_addr(id, src, dst, timeout_ms))
+#define rn_resolve_route(lib, id, timeout_ms) RN_MINUS((lib)->rdma_resolve_route(id, timeout_ms))
+#define rn_listen(lib, id, backlog) RN_MINUS((lib)->rdma_listen(id, backlog))
+#define rn_connect(lib, id, param) RN_MINUS((lib)->rdma_connect(id, param))
+#define rn_accept(lib, id, param) RN_MINUS((lib)->rdma_accept(id, param))
+#define rn_establish(lib, id) ((lib)->rdma_establish ? RN_MINUS((lib)->rdma_establish(id)) : -EOPNOTSUPP)
+#define rn_reject(lib, id, private_data, length) RN_MINUS((lib)->rdma_reject(id, private_data, length))
+#define rn_disconnect(lib, id) RN_MINUS((lib)->rdma_disconnect(id))
+#define rn_cm_create_qp(lib, id, pd, attr) RN_MINUS((lib)->rdma_create_qp(id, pd, attr))
+#define rn_cm_create_qp_ex(lib, id, attr) \
+    ((lib)->rdma_create_qp_ex ? RN_MINUS((lib)->rdma_create_qp_ex(id, attr)) : -EOPNOTSUPP)
+#define rn_cm_destroy_qp(lib, id) (lib)->rdma_destroy_qp(id)
+#define rn_cm_init_qp_attr(lib, id, attr, attr_mask) \
+    ((lib)->rdma_init_qp_attr ? RN_MINUS((lib)->rdma_init_qp_attr(id, attr, attr_mask)) : -EOPNOTSUPP)
 
 /* Only the younger call knows of flags. */
 static inline int rn_join_multicast(const struct rn_library *lib, struct rdma_cm_id *id, struct sockaddr *addr,
@@ -766,9 +504,7 @@ static inline int rn_join_multicast(const struct rn_library *lib, struct rdma_cm
     return RN_MINUS(lib->rdma_join_multicast(id, addr, NULL));
 }
 
-static inline int rn_leave_multicast(const struct rn_library *lib, struct rdma_cm_id *id, struct sockaddr *addr)
-{
-    return lib->rdma_leave_multicast ? RN_MINUS(lib->rdma_leave_multicast(id, addr)) : -EOPNOTSUPP;
-}
+#define rn_leave_multicast(lib, id, addr) \
+    ((lib)->rdma_leave_multicast ? RN_MINUS((lib)->rdma_leave_multicast(id, addr)) : -EOPNOTSUPP)
 
 #endif

@@ -1325,65 +1325,25 @@ static inline void ibv_end_poll(struct ibv_cq_ex *cq)
     cq->end_poll(cq);
 }
 
-static inline enum ibv_wc_opcode ibv_wc_read_opcode(struct ibv_cq_ex *cq)
-{
-    return cq->read_opcode(cq);
-}
+#define RN_WC_READER(type, field)                                                                  \
+    static inline type ibv_wc_read_##field(struct ibv_cq_ex *cq)                                   \
+    {                                                                                              \
+        return cq->read_##field(cq);                                                               \
+    }
 
-static inline uint32_t ibv_wc_read_vendor_err(struct ibv_cq_ex *cq)
-{
-    return cq->read_vendor_err(cq);
-}
-
-static inline uint32_t ibv_wc_read_byte_len(struct ibv_cq_ex *cq)
-{
-    return cq->read_byte_len(cq);
-}
-
-static inline __be32 ibv_wc_read_imm_data(struct ibv_cq_ex *cq)
-{
-    return cq->read_imm_data(cq);
-}
-
-static inline uint32_t ibv_wc_read_qp_num(struct ibv_cq_ex *cq)
-{
-    return cq->read_qp_num(cq);
-}
-
-static inline uint32_t ibv_wc_read_src_qp(struct ibv_cq_ex *cq)
-{
-    return cq->read_src_qp(cq);
-}
-
-static inline unsigned int ibv_wc_read_wc_flags(struct ibv_cq_ex *cq)
-{
-    return cq->read_wc_flags(cq);
-}
-
-static inline uint32_t ibv_wc_read_slid(struct ibv_cq_ex *cq)
-{
-    return cq->read_slid(cq);
-}
-
-static inline uint8_t ibv_wc_read_sl(struct ibv_cq_ex *cq)
-{
-    return cq->read_sl(cq);
-}
-
-static inline uint8_t ibv_wc_read_dlid_path_bits(struct ibv_cq_ex *cq)
-{
-    return cq->read_dlid_path_bits(cq);
-}
-
-static inline uint64_t ibv_wc_read_completion_ts(struct ibv_cq_ex *cq)
-{
-    return cq->read_completion_ts(cq);
-}
-
-static inline uint64_t ibv_wc_read_completion_wallclock_ns(struct ibv_cq_ex *cq)
-{
-    return cq->read_completion_wallclock_ns(cq);
-}
+RN_WC_READER(enum ibv_wc_opcode, opcode)
+RN_WC_READER(uint32_t, vendor_err)
+RN_WC_READER(uint32_t, byte_len)
+RN_WC_READER(__be32, imm_data)
+RN_WC_READER(uint32_t, qp_num)
+RN_WC_READER(uint32_t, src_qp)
+RN_WC_READER(unsigned int, wc_flags)
+RN_WC_READER(uint32_t, slid)
+RN_WC_READER(uint8_t, sl)
+RN_WC_READER(uint8_t, dlid_path_bits)
+RN_WC_READER(uint64_t, completion_ts)
+RN_WC_READER(uint64_t, completion_wallclock_ns)
+#undef RN_WC_READER
 
 /* ---- Exports: found by dlsym, defined by a device -------------------------------- */
 

@@ -11,9 +11,12 @@ ROWS = re.findall(r"^\| `([\w/.]+)`: `(\w+)` \| `(.+)` \| .+ \|$", PAGE, re.MULT
 
 
 def bodies(text: str, name: str, suffix: str) -> list[str]:
-    """The text of each function of this name: up to the next definition, or in C to the brace that ends it."""
+    """The text of each function of this name: up to the next definition, or in C to the brace that ends it.
+
+    In C it may be a macro of one line.
+    """
     if suffix in (".c", ".h"):
-        return re.findall(rf"^[a-z].*\b{name}\((?:.*\n)*?\}}$", text, re.MULTILINE)
+        return re.findall(rf"^[a-z].*\b{name}\((?:.*\n)*?\}}$|^#define {name}\(.*$", text, re.MULTILINE)
     # Up to what is indented no deeper and no continuation of the signature.
     definition = rf"^( *)(?:async def|def|cp?def [^=\n(]*?)\s*\b{name}\(.*\n(?:(?:\1[ )].*)?\n)*"
     return [found[0] for found in re.finditer(definition, text, re.MULTILINE)]
