@@ -211,6 +211,8 @@ class Pool:
         if self._is_spread:
             if error.code in _OF_THE_SERVER:
                 slot.blame(self.loop.time())
+            else:
+                slot.row = 0  # it has done what it was asked to
             if self._goes_elsewhere(slot, tried, error):
                 return 0.0
         is_lost = error.code is Code.UNAVAILABLE and channel.refusal is not None

@@ -9,7 +9,7 @@ A server that fails at once has no unfinished calls, and would get nearly all. T
     several in a row EJECTING_FAILURES of them, and it gets none for EJECTED_S: it is ejected. Then it gets calls again;
                      if the first one fails, it is ejected for twice as long, up to EJECTED_MOST_S
 
-A call that it serves ends both for good: the next failure is the first of a row. If more than half of the connected
+A call that it serves ends the row, also by an error that is the call's. If more than half of the connected
 servers would be ejected, none is: then it is not the servers (pool.py).
 """
 

@@ -82,8 +82,8 @@ async def test_a_resolver_changes_weights(net: Net):
         await until_seen(lambda: all(slot.usable for slot in pool._slots))
         channels = [slot.channel for slot in pool._slots]
         weights[1] = 1e6
-        await client.work()  # asks
-        await until_seen(lambda: pool._slots[1].weight == 1e6)
+        while pool._slots[1].weight != 1e6:
+            await client.work()  # asks, when the loop's clock has moved, which may count milliseconds
         for service in services:
             service.calls = 0
         for _ in range(100):
@@ -144,6 +144,16 @@ async def test_a_server_that_fails_in_a_row_is_ejected(net: Net):
         bad.code = None
         await work(100)
         assert bad.calls > EJECTING_FAILURES + 10 and slot.row == 0
+
+
+async def test_an_error_of_the_call_ends_the_row(net: Net):
+    async with spread(net, [1e9, 1]) as (client, (worker, _), pool):
+        now = 1000.0
+        pool.loop = _Clock(pool.loop, lambda: now)  # type: ignore[assignment]
+        for worker.code in [*[Code.INTERNAL] * (EJECTING_FAILURES - 1), Code.NOT_FOUND, Code.INTERNAL]:
+            now += 100  # so that its failures are forgotten as unfinished calls
+            assert (await failure(client.work())).code is worker.code
+        assert pool._slots[0].row == 1
 
 
 async def test_if_most_fail_it_is_not_the_servers(net: Net):
