@@ -38,7 +38,7 @@ from rdmanet.rpc.messages import Drop
 from rdmanet.rpc.method import Method, Parameter
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.running import Running
-from rdmanet.rpc.schema import Service
+from rdmanet.rpc.schema import Service, schema_of
 from rdmanet.rpc.shares import Shares
 from rdmanet.rpc.streaming import Cut, Results
 
@@ -101,6 +101,9 @@ def _checked(method: Any, parameter: Parameter, value: Any) -> Service | None:
         return None
     if not isinstance(value, parameter.service):
         text = f"{shown(value)} is no object of a class that is derived from {parameter.service.__name__}"
+        raise TypeError(f"{method.label}: parameter {parameter.name}: {text}")
+    if schema_of(value).lends:
+        text = f"a method of {type(value).__name__} takes a service object itself, which its caller cannot lend"
         raise TypeError(f"{method.label}: parameter {parameter.name}: {text}")
     return value  # type: ignore[no-any-return]
 

@@ -523,6 +523,12 @@ async def test_what_is_no_object(net: Net):
     for wrong in (None, 1, Station(), Listener):
         with pytest.raises(TypeError, match="parameter listener: .* is no object of a class .* Listener"):
             await client.tell(wrong, "x")  # type: ignore[arg-type]
+
+    class Lends(Listener):
+        async def more(self, listener: Listener) -> None: ...
+
+    with pytest.raises(TypeError, match="a method of Lends takes a service object itself"):
+        await client.tell(Lends(), "x")
     service = Station()
     kept = await net.connect(Station, await net.serve(service))
     await kept.keep(Heard())
