@@ -77,6 +77,8 @@ class LendingChannel(Channel):
         lender, method, arguments, numbers = self._lender, call.method, list(call.arguments), []
         try:
             for index in method.objects:
+                if index >= len(arguments):
+                    break  # left out: the server's default counts
                 service = _checked(method, method.parameters[index], arguments[index])
                 if service is not None:
                     arguments[index] = lender.lend(service)
@@ -103,7 +105,9 @@ def _checked(method: Any, parameter: Parameter, value: Any) -> Service | None:
         text = f"{shown(value)} is no object of a class that is derived from {parameter.service.__name__}"
         raise TypeError(f"{method.label}: parameter {parameter.name}: {text}")
     if schema_of(value).lends:
-        text = f"a method of {type(value).__name__} takes a service object itself, which its caller cannot lend"
+        text = (
+            f"a method of {type(value).__name__} takes a service object itself, which its caller cannot lend"
+        )
         raise TypeError(f"{method.label}: parameter {parameter.name}: {text}")
     return value  # type: ignore[no-any-return]
 

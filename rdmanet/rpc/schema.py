@@ -146,7 +146,7 @@ class Service:
     async def aclose(self) -> None:
         """Of a client: close its connections, as at the end of ``async with``. Of a service: nothing.
 
-        Pending calls get CANCELLED, and so do later ones. The client of an object that a method has got gives that back.
+        Pending calls get CANCELLED, and so do later ones. A client that a method has got gives its object back.
         """
 
     def __init_subclass__(cls, name: str | None = None, version: int | None = None, **kwargs: Any) -> None:

@@ -627,6 +627,27 @@ async def test_a_client_that_does_not_know_it(net: Net):
     assert await client.tell("x") == 7
 
 
+async def test_a_default_that_is_the_servers(net: Net):
+    """A class with ``...`` for the default sends nothing for it."""
+    classes = versions()
+
+    class Given(rpc.Service, name="Station"):
+        async def tell(self, text: str, listener: classes["Listener"] = ...) -> int: ...  # type: ignore[valid-type]
+
+    class Told(classes["New"], name="Station"):  # type: ignore[misc]
+        async def tell(self, text: str, listener: Any = None) -> int:
+            return 7 if listener is None else await listener.on(text)
+
+        tell.__annotations__["listener"] = classes["Listener"] | None
+
+    class Ear(classes["Listener"], name="Listener"):  # type: ignore[misc]
+        async def on(self, text: str) -> int:
+            return 1
+
+    client = await net.connect(Given, await net.serve(Told()))
+    assert [await client.tell("x"), await client.tell("x", Ear())] == [7, 1]
+
+
 async def test_versions_that_do_not_fit(net: Net):
     """Where one has an object, the other has to; and what their methods say is compared at the first call."""
     classes = versions()
