@@ -145,10 +145,11 @@ async def test_a_call_that_ends_before_its_thread(net: Net, how: str, size: int)
     client, server = await net.pair(service)
     other = await net.connect(Compute, server)
     with opened(service):
-        called = rpc.options(client, timeout=0.05) if how == "deadline" else client
-        (call,) = await begin(called.total(numpy.ones(size, "u1")))
+        (call,) = await begin(client.total(numpy.ones(size, "u1")))
         await service.journal.until("begins")
+        (running,) = server.running
         if how == "deadline":
+            running.time_is_over()
             assert (await failure(call)).code is Code.DEADLINE_EXCEEDED
         elif how == "cancel":
             call.cancel()
@@ -159,7 +160,7 @@ async def test_a_call_that_ends_before_its_thread(net: Net, how: str, size: int)
             assert (await failure(call)).code is Code.UNAVAILABLE
         for _ in range(20):  # whose memory is not that of the thread
             await other.double(numpy.full(size, 9, "u1"), {"bias": numpy.full(size, 9, "u1")})
-        (running,) = server.running
+        assert server.running == {running}
         assert server.shares.calls == 1 and server.shares.held_bytes >= size
         service.gate.set()
         await service.journal.until(f"False {size}")
@@ -172,7 +173,7 @@ async def test_the_methods_own_time(net: Net):
     client, server = await net.pair(service)
     with opened(service):
         assert (await failure(client.brief())).code is Code.DEADLINE_EXCEEDED
-        assert len(server.running) == 1
+    await idle(server)
 
 
 async def test_who_waits_for_a_thread_and_is_cancelled_never_begins(net: Net):
@@ -197,9 +198,12 @@ async def test_a_thread_that_goes_on_counts(net: Net):
     service = Compute()
     client, server = await net.pair(service, limits=Limits(calls=2))
     with opened(service):
-        for _ in range(2):
-            error = await failure(rpc.options(client, timeout=0.05).brief())
-            assert error.code is Code.DEADLINE_EXCEEDED
+        calls = await begin(*(client.total(numpy.ones(5, "u1")) for _ in range(2)))
+        await service.journal.until("begins", 2)
+        for running in list(server.running):
+            running.time_is_over()
+        for call in calls:
+            assert (await failure(call)).code is Code.DEADLINE_EXCEEDED
         error = await failure(client.answer())
         assert error.code is Code.RESOURCE_EXHAUSTED and "has 2 unfinished calls" in error.text
     await idle(server)
@@ -207,7 +211,7 @@ async def test_a_thread_that_goes_on_counts(net: Net):
     service.gate.clear()
     with opened(service):
         (call,) = await begin(client.alone())
-        await service.journal.until("begins")
+        await service.journal.until("begins", 3)
         call.cancel()
         assert "calls of @rpc.method is 1" in (await failure(client.alone())).text
     await idle(server)
@@ -230,11 +234,12 @@ async def test_draining_waits_for_threads(net: Net):
 
 async def test_an_interceptor_that_does_not_wait(net: Net):
     async def hurry(call: CallInfo, proceed: Proceed) -> Any:
-        try:
-            async with asyncio.timeout(0.02):
-                return await proceed()
-        except TimeoutError:
-            return -1
+        (task,) = await begin(proceed())
+        await service.journal.until("begins")
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return -1
 
     service = Compute()
     server = await net.serve(service, interceptors=[hurry])
