@@ -51,9 +51,7 @@ cdef extern from *:
 
 import collections
 import contextvars
-import dataclasses
 import enum
-import inspect
 import ipaddress
 import logging
 import os
@@ -78,6 +76,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
         "rdmanet needs Python's global lock (GIL), which PYTHON_GIL=0 or -X gil=0 keeps off. Start the program without "
         "that: then Python switches the lock on when rdmanet is imported")
 
+include "_pyx/late.pxi"          # names that are made when they are first used
 include "_pyx/errors.pxi"        # return codes to exceptions
 include "_pyx/record.pxi"        # the dataclasses among the verbs' structures
 include "_pyx/wrid.pxi"          # to whom a completion belongs: the layouts of wr_id
@@ -164,3 +163,6 @@ include "_pyx/blocking.pxi"      # a blocking stream's calls: they wait without 
 include "_pyx/histogram.pxi"     # counts of times, for percentiles
 include "_pyx/traffic.pxi"       # traffic that is measured: loops in C
 include "_pyx/cacheline.pxi"     # how far apart two CPUs are
+
+for name in makers:
+    del globals()[name]     # the function: see late.pxi

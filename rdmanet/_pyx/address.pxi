@@ -8,67 +8,73 @@
 # AH.from_wc() creates the handle for an answer from them.
 
 
-@_record
-class GlobalRoute(_FrozenRecord):
-    """The part of an address that routes beyond the subnet; on Ethernet it is the whole address.
+@late
+def GlobalRoute():
+    @record
+    class GlobalRoute(_FrozenRecord):
+        """The part of an address that routes beyond the subnet; on Ethernet it is the whole address.
 
-    Names as in struct ibv_global_route; see ibv_create_ah(3).
-    """
-    dgid: bytes
-    flow_label: int = 0
-    sgid_index: int = 0
-    hop_limit: int = 64
-    traffic_class: int = 0
+        Names as in struct ibv_global_route; see ibv_create_ah(3).
+        """
+        dgid: bytes
+        flow_label: int = 0
+        sgid_index: int = 0
+        hop_limit: int = 64
+        traffic_class: int = 0
+    return GlobalRoute
 
 
-@_record
-class AHAttr(_Record):
-    """The address of a peer: its GID, or its LID within an InfiniBand subnet, and how packets get there.
+@late
+def AHAttr():
+    @record
+    class AHAttr(_Record):
+        """The address of a peer: its GID, or its LID within an InfiniBand subnet, and how packets get there.
 
-    See ibv_create_ah(3).
+        See ibv_create_ah(3).
 
-    :param dgid: the peer's GID, 16 bytes; None if only the LID is used
-    :param sgid_index: which GID of the local port packets come from
-    :param hop_limit: how many routers packets may pass
-    :param traffic_class: how routers treat the packets
-    :param flow_label: a label for packets that routers treat alike
-    :param dlid: the peer's LID, on InfiniBand
-    :param sl: the service level, on InfiniBand; the priority, on Ethernet
-    :param src_path_bits: which LID of the local port packets come from
-    :param static_rate: a limit of the rate, a value of enum ibv_rate; 0 is none
-    :param port_num: the local port
-    :param gr: the fields of the route as one: AHAttr(gr=GlobalRoute(...))
-    """
-    dgid: bytes | None = None
-    sgid_index: int = 0
-    hop_limit: int = 64
-    traffic_class: int = 0
-    flow_label: int = 0
-    dlid: int = 0
-    sl: int = 0
-    src_path_bits: int = 0
-    static_rate: int = 0
-    port_num: int = 1
-    gr: dataclasses.InitVar[GlobalRoute | None] = None
+        :param dgid: the peer's GID, 16 bytes; None if only the LID is used
+        :param sgid_index: which GID of the local port packets come from
+        :param hop_limit: how many routers packets may pass
+        :param traffic_class: how routers treat the packets
+        :param flow_label: a label for packets that routers treat alike
+        :param dlid: the peer's LID, on InfiniBand
+        :param sl: the service level, on InfiniBand; the priority, on Ethernet
+        :param src_path_bits: which LID of the local port packets come from
+        :param static_rate: a limit of the rate, a value of enum ibv_rate; 0 is none
+        :param port_num: the local port
+        :param gr: the fields of the route as one: AHAttr(gr=GlobalRoute(...))
+        """
+        dgid: bytes | None = None
+        sgid_index: int = 0
+        hop_limit: int = 64
+        traffic_class: int = 0
+        flow_label: int = 0
+        dlid: int = 0
+        sl: int = 0
+        src_path_bits: int = 0
+        static_rate: int = 0
+        port_num: int = 1
+        gr: dataclasses.InitVar[GlobalRoute | None] = None
 
-    def __init__(self, *values, **named):
-        super().__init__(*values, **named)
-        gr = self.__dict__.pop("gr")
-        if gr is not None:
-            self.dgid, self.flow_label, self.sgid_index = gr.dgid, gr.flow_label, gr.sgid_index
-            self.hop_limit, self.traffic_class = gr.hop_limit, gr.traffic_class
+        def __init__(self, *values, **named):
+            super().__init__(*values, **named)
+            gr = self.__dict__.pop("gr")
+            if gr is not None:
+                self.dgid, self.flow_label, self.sgid_index = gr.dgid, gr.flow_label, gr.sgid_index
+                self.hop_limit, self.traffic_class = gr.hop_limit, gr.traffic_class
 
-    @property
-    def is_global(self):
-        """Whether there is a global route; without one the peer is in the local subnet, at dlid."""
-        return self.dgid is not None
+        @property
+        def is_global(self):
+            """Whether there is a global route; without one the peer is in the local subnet, at dlid."""
+            return self.dgid is not None
 
-    @property
-    def global_route(self):
-        """The fields of the route as a GlobalRoute, or None."""
-        if self.dgid is None:
-            return None
-        return GlobalRoute(self.dgid, self.flow_label, self.sgid_index, self.hop_limit, self.traffic_class)
+        @property
+        def global_route(self):
+            """The fields of the route as a GlobalRoute, or None."""
+            if self.dgid is None:
+                return None
+            return core.GlobalRoute(self.dgid, self.flow_label, self.sgid_index, self.hop_limit, self.traffic_class)
+    return AHAttr
 
 
 cdef int fill_ah(verbs.ibv_ah_attr *c, attr) except -1:
@@ -90,7 +96,7 @@ cdef int fill_ah(verbs.ibv_ah_attr *c, attr) except -1:
 
 
 cdef object read_ah(verbs.ibv_ah_attr *c):
-    return AHAttr(
+    return core.AHAttr(
         dgid=(<char *>c.grh.dgid.raw)[:16] if c.is_global else None, sgid_index=c.grh.sgid_index,
         hop_limit=c.grh.hop_limit, traffic_class=c.grh.traffic_class, flow_label=c.grh.flow_label,
         dlid=c.dlid, sl=c.sl, src_path_bits=c.src_path_bits, static_rate=c.static_rate, port_num=c.port_num,

@@ -1,55 +1,62 @@
 # Asynchronous events of a device: what happened, and to which object. Context.get_async_event() reads them.
 
 
-class EventType(enum.IntEnum):
-    """Asynchronous events of a device."""
-    CQ_ERR = verbs.IBV_EVENT_CQ_ERR
-    QP_FATAL = verbs.IBV_EVENT_QP_FATAL
-    QP_REQ_ERR = verbs.IBV_EVENT_QP_REQ_ERR
-    QP_ACCESS_ERR = verbs.IBV_EVENT_QP_ACCESS_ERR
-    COMM_EST = verbs.IBV_EVENT_COMM_EST
-    SQ_DRAINED = verbs.IBV_EVENT_SQ_DRAINED
-    PATH_MIG = verbs.IBV_EVENT_PATH_MIG
-    PATH_MIG_ERR = verbs.IBV_EVENT_PATH_MIG_ERR
-    DEVICE_FATAL = verbs.IBV_EVENT_DEVICE_FATAL
-    PORT_ACTIVE = verbs.IBV_EVENT_PORT_ACTIVE
-    PORT_ERR = verbs.IBV_EVENT_PORT_ERR
-    LID_CHANGE = verbs.IBV_EVENT_LID_CHANGE
-    PKEY_CHANGE = verbs.IBV_EVENT_PKEY_CHANGE
-    SM_CHANGE = verbs.IBV_EVENT_SM_CHANGE
-    SRQ_ERR = verbs.IBV_EVENT_SRQ_ERR
-    SRQ_LIMIT_REACHED = verbs.IBV_EVENT_SRQ_LIMIT_REACHED
-    QP_LAST_WQE_REACHED = verbs.IBV_EVENT_QP_LAST_WQE_REACHED
-    CLIENT_REREGISTER = verbs.IBV_EVENT_CLIENT_REREGISTER
-    GID_CHANGE = verbs.IBV_EVENT_GID_CHANGE
-    WQ_FATAL = verbs.IBV_EVENT_WQ_FATAL
-    DEVICE_SPEED_CHANGE = verbs.IBV_EVENT_DEVICE_SPEED_CHANGE
+@late
+def EventType():
+    class EventType(enum.IntEnum):
+        """Asynchronous events of a device."""
+        CQ_ERR = verbs.IBV_EVENT_CQ_ERR
+        QP_FATAL = verbs.IBV_EVENT_QP_FATAL
+        QP_REQ_ERR = verbs.IBV_EVENT_QP_REQ_ERR
+        QP_ACCESS_ERR = verbs.IBV_EVENT_QP_ACCESS_ERR
+        COMM_EST = verbs.IBV_EVENT_COMM_EST
+        SQ_DRAINED = verbs.IBV_EVENT_SQ_DRAINED
+        PATH_MIG = verbs.IBV_EVENT_PATH_MIG
+        PATH_MIG_ERR = verbs.IBV_EVENT_PATH_MIG_ERR
+        DEVICE_FATAL = verbs.IBV_EVENT_DEVICE_FATAL
+        PORT_ACTIVE = verbs.IBV_EVENT_PORT_ACTIVE
+        PORT_ERR = verbs.IBV_EVENT_PORT_ERR
+        LID_CHANGE = verbs.IBV_EVENT_LID_CHANGE
+        PKEY_CHANGE = verbs.IBV_EVENT_PKEY_CHANGE
+        SM_CHANGE = verbs.IBV_EVENT_SM_CHANGE
+        SRQ_ERR = verbs.IBV_EVENT_SRQ_ERR
+        SRQ_LIMIT_REACHED = verbs.IBV_EVENT_SRQ_LIMIT_REACHED
+        QP_LAST_WQE_REACHED = verbs.IBV_EVENT_QP_LAST_WQE_REACHED
+        CLIENT_REREGISTER = verbs.IBV_EVENT_CLIENT_REREGISTER
+        GID_CHANGE = verbs.IBV_EVENT_GID_CHANGE
+        WQ_FATAL = verbs.IBV_EVENT_WQ_FATAL
+        DEVICE_SPEED_CHANGE = verbs.IBV_EVENT_DEVICE_SPEED_CHANGE
+    return EventType
 
 
-@_record
-class AsyncEvent(_FrozenRecord):
-    """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).
+@late
+def AsyncEvent():
+    @record
+    class AsyncEvent(_FrozenRecord):
+        """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).
 
-    :param event_type: an EventType
-    :param qp: the queue pair concerned, if it is one of this program
-    :param cq: the completion queue concerned, likewise
-    :param srq: the shared receive queue concerned, likewise
-    :param port_num: the port concerned
-    """
-    event_type: EventType
-    qp: "QP | None" = None
-    cq: "CQ | None" = None
-    srq: "SRQ | None" = None
-    port_num: int | None = None
+        :param event_type: an EventType
+        :param qp: the queue pair concerned, if it is one of this program
+        :param cq: the completion queue concerned, likewise
+        :param srq: the shared receive queue concerned, likewise
+        :param port_num: the port concerned
+        """
+        event_type: EventType
+        qp: "QP | None" = None
+        cq: "CQ | None" = None
+        srq: "SRQ | None" = None
+        port_num: int | None = None
+    return AsyncEvent
 
 
-_CQ_EVENTS = frozenset((EventType.CQ_ERR,))
 _QP_EVENTS = frozenset((
-    EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR, EventType.COMM_EST,
-    EventType.SQ_DRAINED, EventType.PATH_MIG, EventType.PATH_MIG_ERR, EventType.QP_LAST_WQE_REACHED,
+    verbs.IBV_EVENT_QP_FATAL, verbs.IBV_EVENT_QP_REQ_ERR, verbs.IBV_EVENT_QP_ACCESS_ERR, verbs.IBV_EVENT_COMM_EST,
+    verbs.IBV_EVENT_SQ_DRAINED, verbs.IBV_EVENT_PATH_MIG, verbs.IBV_EVENT_PATH_MIG_ERR,
+    verbs.IBV_EVENT_QP_LAST_WQE_REACHED,
 ))
-_SRQ_EVENTS = frozenset((EventType.SRQ_ERR, EventType.SRQ_LIMIT_REACHED))
+_SRQ_EVENTS = frozenset((verbs.IBV_EVENT_SRQ_ERR, verbs.IBV_EVENT_SRQ_LIMIT_REACHED))
 _PORT_EVENTS = frozenset((
-    EventType.PORT_ACTIVE, EventType.PORT_ERR, EventType.LID_CHANGE, EventType.PKEY_CHANGE,
-    EventType.SM_CHANGE, EventType.CLIENT_REREGISTER, EventType.GID_CHANGE, EventType.DEVICE_SPEED_CHANGE,
+    verbs.IBV_EVENT_PORT_ACTIVE, verbs.IBV_EVENT_PORT_ERR, verbs.IBV_EVENT_LID_CHANGE, verbs.IBV_EVENT_PKEY_CHANGE,
+    verbs.IBV_EVENT_SM_CHANGE, verbs.IBV_EVENT_CLIENT_REREGISTER, verbs.IBV_EVENT_GID_CHANGE,
+    verbs.IBV_EVENT_DEVICE_SPEED_CHANGE,
 ))

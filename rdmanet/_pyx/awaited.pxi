@@ -181,7 +181,8 @@ cdef class OperationQueue:
         :param bind: an MWBind; its wr_id means nothing
         """
         cdef Operation operation = Operation.__new__(Operation)
-        operation.binding = (mw, dataclasses.replace(bind, wr_id=operation))
+        from dataclasses import replace
+        operation.binding = (mw, replace(bind, wr_id=operation))
         return self.start(operation)
 
     def batch(self, requests):

@@ -31,12 +31,15 @@ class CMEventType(enum.IntEnum):
     INTERNAL = verbs.RDMA_CM_EVENT_INTERNAL
 
 
-class PortSpace(enum.IntEnum):
-    """TCP: reliable connections; UDP: datagrams."""
-    IPOIB = verbs.RDMA_PS_IPOIB
-    TCP = verbs.RDMA_PS_TCP
-    UDP = verbs.RDMA_PS_UDP
-    IB = verbs.RDMA_PS_IB
+@late
+def PortSpace():
+    class PortSpace(enum.IntEnum):
+        """TCP: reliable connections; UDP: datagrams."""
+        IPOIB = verbs.RDMA_PS_IPOIB
+        TCP = verbs.RDMA_PS_TCP
+        UDP = verbs.RDMA_PS_UDP
+        IB = verbs.RDMA_PS_IB
+    return PortSpace
 
 
 @cython.final
@@ -187,7 +190,7 @@ cdef class CMEventChannel(_OneThread):
         """fd, for `select` and similar functions."""
         return self.fd
 
-    def create_id(self, ps=PortSpace.TCP):
+    def create_id(self, ps=verbs.RDMA_PS_TCP):
         """Create an identifier, for one connection or for listening."""
         cdef verbs.rdma_cm_id *ptr = NULL
         cdef int value = ps, rc

@@ -57,8 +57,8 @@ cdef Device _device(Library library, verbs.ibv_device *c):
     cdef uint64_t guid = library.c.ibv_get_device_guid(c)
     device.library = library
     device.name = library.c.ibv_get_device_name(c).decode()
-    device.node_type = enum_of(NodeType, c.node_type)
-    device.transport_type = enum_of(TransportType, c.transport_type)
+    device.node_type = enum_of(core.NodeType, c.node_type)
+    device.transport_type = enum_of(core.TransportType, c.transport_type)
     device.guid = int.from_bytes((<char *>&guid)[:8], "big")
     return device
 
@@ -203,18 +203,22 @@ cdef class Context(Resource):
     def transport_type(self):
         """The protocol family that the device speaks, a TransportType."""
         self.usable()
-        return enum_of(TransportType, self.ptr.device.transport_type)
+        return enum_of(core.TransportType, self.ptr.device.transport_type)
+
+    cdef int ask(self, verbs.ibv_device_attr_ex *attr) except -1:
+        """The properties of the device, as numbers."""
+        cdef int rc
+        self.usable()
+        with nogil:
+            rc = verbs.rn_query_device_ex(self.library.c, self.ptr, attr)
+        return check(rc, "ibv_query_device")
 
     def query_device(self):
         """The properties of the device."""
         cdef verbs.ibv_device_attr_ex ex
         cdef verbs.ibv_device_attr *a = &ex.orig_attr
-        cdef int rc
-        self.usable()
-        with nogil:
-            rc = verbs.rn_query_device_ex(self.library.c, self.ptr, &ex)
-        check(rc, "ibv_query_device")
-        return DeviceAttr(
+        self.ask(&ex)
+        return core.DeviceAttr(
             fw_ver=a.fw_ver.decode(errors="replace"),
             node_guid=int.from_bytes((<char *>&a.node_guid)[:8], "big"),
             sys_image_guid=int.from_bytes((<char *>&a.sys_image_guid)[:8], "big"),
@@ -223,7 +227,7 @@ cdef class Context(Resource):
             device_cap_flags=a.device_cap_flags, max_sge=a.max_sge, max_sge_rd=a.max_sge_rd,
             max_cq=a.max_cq, max_cqe=a.max_cqe, max_mr=a.max_mr, max_pd=a.max_pd,
             max_qp_rd_atom=a.max_qp_rd_atom, max_res_rd_atom=a.max_res_rd_atom,
-            max_qp_init_rd_atom=a.max_qp_init_rd_atom, atomic_cap=enum_of(AtomicCap, a.atomic_cap),
+            max_qp_init_rd_atom=a.max_qp_init_rd_atom, atomic_cap=enum_of(core.AtomicCap, a.atomic_cap),
             max_mw=a.max_mw, max_ah=a.max_ah, max_srq=a.max_srq, max_srq_wr=a.max_srq_wr,
             max_srq_sge=a.max_srq_sge, max_pkeys=a.max_pkeys, local_ca_ack_delay=a.local_ca_ack_delay,
             phys_port_cnt=a.phys_port_cnt, odp_general_caps=ex.odp_caps.general_caps,
@@ -256,13 +260,13 @@ cdef class Context(Resource):
         with nogil:
             rc = verbs.rn_query_port(self.library.c, self.ptr, port_num, &a)
         check(rc, f"ibv_query_port({port_num})")
-        return PortAttr(
-            state=enum_of(PortState, a.state), max_mtu=enum_of(MTU, a.max_mtu),
-            active_mtu=enum_of(MTU, a.active_mtu), gid_tbl_len=a.gid_tbl_len,
+        return core.PortAttr(
+            state=enum_of(core.PortState, a.state), max_mtu=enum_of(core.MTU, a.max_mtu),
+            active_mtu=enum_of(core.MTU, a.active_mtu), gid_tbl_len=a.gid_tbl_len,
             port_cap_flags=a.port_cap_flags, max_msg_sz=a.max_msg_sz, pkey_tbl_len=a.pkey_tbl_len,
             lid=a.lid, sm_lid=a.sm_lid, lmc=a.lmc, active_width=a.active_width,
             active_speed=a.active_speed_ex or a.active_speed, phys_state=a.phys_state,
-            link_layer=enum_of(LinkLayer, a.link_layer), flags=a.flags,
+            link_layer=enum_of(core.LinkLayer, a.link_layer), flags=a.flags,
         )
 
     def query_gid(self, uint8_t port_num=1, int index=0):
@@ -293,9 +297,9 @@ cdef class Context(Resource):
                     entry.gid, entry.gid_index, entry.port_num = gid, index, port
                 if rc < 0 or not any((<char *>entry.gid.raw)[:16]):
                     continue  # an empty entry of the table
-                entries.append(GIDEntry(
+                entries.append(core.GIDEntry(
                     (<char *>entry.gid.raw)[:16], entry.gid_index, entry.port_num,
-                    enum_of(GIDType, entry.gid_type), entry.ndev_ifindex,
+                    enum_of(core.GIDType, entry.gid_type), entry.ndev_ifindex,
                 ))
         return entries
 
@@ -348,17 +352,17 @@ cdef class Context(Resource):
         if rc == -EAGAIN or rc == -EINTR:
             return None
         check(rc, "ibv_get_async_event")
-        kind = enum_of(EventType, event.event_type)
+        kind = enum_of(core.EventType, event.event_type)
         try:
-            if kind in _CQ_EVENTS:
-                return AsyncEvent(kind, cq=self.at_address(event.element.cq))
+            if kind == verbs.IBV_EVENT_CQ_ERR:
+                return core.AsyncEvent(kind, cq=self.at_address(event.element.cq))
             if kind in _QP_EVENTS:
-                return AsyncEvent(kind, qp=self.at_address(event.element.qp))
+                return core.AsyncEvent(kind, qp=self.at_address(event.element.qp))
             if kind in _SRQ_EVENTS:
-                return AsyncEvent(kind, srq=self.at_address(event.element.srq))
+                return core.AsyncEvent(kind, srq=self.at_address(event.element.srq))
             if kind in _PORT_EVENTS:
-                return AsyncEvent(kind, port_num=event.element.port_num)
-            return AsyncEvent(kind)
+                return core.AsyncEvent(kind, port_num=event.element.port_num)
+            return core.AsyncEvent(kind)
         finally:
             verbs.rn_ack_async_event(self.library.c, &event)
 

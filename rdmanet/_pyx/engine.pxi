@@ -330,8 +330,10 @@ cdef class _Engine(Watcher):
 
     cpdef bint has_windows(self) except -1:
         """Whether the device has memory windows of type 2, which bind keys to one connection."""
+        cdef verbs.ibv_device_attr_ex ex
+        cdef verbs.ibv_device_attr *attr = &ex.orig_attr
         if self.windows == 0:
-            attr = self.pd.context.query_device()
+            self.pd.context.ask(&ex)
             self.windows = 1 if attr.max_mw > 0 and attr.device_cap_flags & WINDOWS_OF_TYPE_2 else -1
             self.confined = attr.vendor_id != NO_VENDOR or self.pd.context.library.embedded_device
         return self.windows > 0

@@ -6,46 +6,55 @@
 # advance twice when next_poll finds the end (rdma-core's rxe until version 45).
 
 
-class CreateCQWCFlags(enum.IntFlag):
-    """The fields of an extended completion queue's completions. Values as IBV_WC_EX_WITH_*."""
-    WITH_BYTE_LEN = verbs.IBV_WC_EX_WITH_BYTE_LEN
-    WITH_IMM = verbs.IBV_WC_EX_WITH_IMM
-    WITH_QP_NUM = verbs.IBV_WC_EX_WITH_QP_NUM
-    WITH_SRC_QP = verbs.IBV_WC_EX_WITH_SRC_QP
-    WITH_SLID = verbs.IBV_WC_EX_WITH_SLID
-    WITH_SL = verbs.IBV_WC_EX_WITH_SL
-    WITH_DLID_PATH_BITS = verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
-    WITH_COMPLETION_TIMESTAMP = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-    WITH_COMPLETION_TIMESTAMP_WALLCLOCK = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
-    STANDARD = (
-        verbs.IBV_WC_EX_WITH_BYTE_LEN | verbs.IBV_WC_EX_WITH_IMM | verbs.IBV_WC_EX_WITH_QP_NUM
-        | verbs.IBV_WC_EX_WITH_SRC_QP | verbs.IBV_WC_EX_WITH_SLID | verbs.IBV_WC_EX_WITH_SL
-        | verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
-    )
+@late
+def CreateCQWCFlags():
+    class CreateCQWCFlags(enum.IntFlag):
+        """The fields of an extended completion queue's completions. Values as IBV_WC_EX_WITH_*."""
+        WITH_BYTE_LEN = verbs.IBV_WC_EX_WITH_BYTE_LEN
+        WITH_IMM = verbs.IBV_WC_EX_WITH_IMM
+        WITH_QP_NUM = verbs.IBV_WC_EX_WITH_QP_NUM
+        WITH_SRC_QP = verbs.IBV_WC_EX_WITH_SRC_QP
+        WITH_SLID = verbs.IBV_WC_EX_WITH_SLID
+        WITH_SL = verbs.IBV_WC_EX_WITH_SL
+        WITH_DLID_PATH_BITS = verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
+        WITH_COMPLETION_TIMESTAMP = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+        WITH_COMPLETION_TIMESTAMP_WALLCLOCK = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
+        STANDARD = (
+            verbs.IBV_WC_EX_WITH_BYTE_LEN | verbs.IBV_WC_EX_WITH_IMM | verbs.IBV_WC_EX_WITH_QP_NUM
+            | verbs.IBV_WC_EX_WITH_SRC_QP | verbs.IBV_WC_EX_WITH_SLID | verbs.IBV_WC_EX_WITH_SL
+            | verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
+        )
+    return CreateCQWCFlags
 
 
-class CreateCQFlags(enum.IntFlag):
-    """SINGLE_THREADED: the program guarantees that no two threads use the queue at once."""
-    NONE = 0
-    SINGLE_THREADED = verbs.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
-    IGNORE_OVERRUN = verbs.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
+@late
+def CreateCQFlags():
+    class CreateCQFlags(enum.IntFlag):
+        """SINGLE_THREADED: the program guarantees that no two threads use the queue at once."""
+        NONE = 0
+        SINGLE_THREADED = verbs.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
+        IGNORE_OVERRUN = verbs.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
+    return CreateCQFlags
 
 
-@_record
-class CQInitAttrEx(_FrozenRecord):
-    """The attributes of a new extended completion queue; see ibv_create_cq_ex(3).
+@late
+def CQInitAttrEx():
+    @record
+    class CQInitAttrEx(_FrozenRecord):
+        """The attributes of a new extended completion queue; see ibv_create_cq_ex(3).
 
-    :param cqe: how many completions it must hold at least
-    :param channel: the CompChannel for its events
-    :param comp_vector: the completion vector (interrupt) of its events, below Context.num_comp_vectors
-    :param wc_flags: CreateCQWCFlags: the fields of its completions
-    :param flags: CreateCQFlags
-    """
-    cqe: int
-    channel: "CompChannel | None" = None
-    comp_vector: int = 0
-    wc_flags: CreateCQWCFlags | int = CreateCQWCFlags.STANDARD
-    flags: CreateCQFlags | int = CreateCQFlags.NONE
+        :param cqe: how many completions it must hold at least
+        :param channel: the CompChannel for its events
+        :param comp_vector: the completion vector (interrupt) of its events, below Context.num_comp_vectors
+        :param wc_flags: CreateCQWCFlags: the fields of its completions
+        :param flags: CreateCQFlags
+        """
+        cqe: int
+        channel: "CompChannel | None" = None
+        comp_vector: int = 0
+        wc_flags: CreateCQWCFlags | int = core.CreateCQWCFlags.STANDARD
+        flags: CreateCQFlags | int = core.CreateCQFlags.NONE
+    return CQInitAttrEx
 
 
 @cython.no_gc_clear
@@ -90,7 +99,7 @@ cdef class CQEX(CQ):
     @property
     def wc_flags(self):
         """The fields of its completions."""
-        return CreateCQWCFlags(self.told)
+        return core.CreateCQWCFlags(self.told)
 
     def poll(self, int num_entries=16):
         """Return up to num_entries completions, oldest first, with the fields of wc_flags. It never blocks.

@@ -5,30 +5,36 @@
 # been better.
 
 
-class GIDType(enum.IntEnum):
-    """The kind of packets for a GID: InfiniBand, Ethernet frames (RoCE v1), or UDP (RoCE v2)."""
-    IB = verbs.IBV_GID_TYPE_IB
-    ROCE_V1 = verbs.IBV_GID_TYPE_ROCE_V1
-    ROCE_V2 = verbs.IBV_GID_TYPE_ROCE_V2
+@late
+def GIDType():
+    class GIDType(enum.IntEnum):
+        """The kind of packets for a GID: InfiniBand, Ethernet frames (RoCE v1), or UDP (RoCE v2)."""
+        IB = verbs.IBV_GID_TYPE_IB
+        ROCE_V1 = verbs.IBV_GID_TYPE_ROCE_V1
+        ROCE_V2 = verbs.IBV_GID_TYPE_ROCE_V2
+    return GIDType
 
 
-@_record
-class GIDEntry(_FrozenRecord):
-    """One address of a port."""
-    gid: bytes
-    gid_index: int
-    port_num: int
-    gid_type: GIDType
-    ndev_ifindex: int
+@late
+def GIDEntry():
+    @record
+    class GIDEntry(_FrozenRecord):
+        """One address of a port."""
+        gid: bytes
+        gid_index: int
+        port_num: int
+        gid_type: GIDType
+        ndev_ifindex: int
 
-    @property
-    def address(self):
-        """The GID as an IP address; an IPv4-mapped one as an IPv4 address."""
-        address = ipaddress.IPv6Address(self.gid)
-        return address.ipv4_mapped or address
+        @property
+        def address(self):
+            """The GID as an IP address; an IPv4-mapped one as an IPv4 address."""
+            address = ipaddress.IPv6Address(self.gid)
+            return address.ipv4_mapped or address
 
-    def __str__(self):
-        return str(ipaddress.IPv6Address(self.gid))
+        def __str__(self):
+            return str(ipaddress.IPv6Address(self.gid))
+    return GIDEntry
 
 
 def best_gid(table):
@@ -47,10 +53,10 @@ def gid_advice(table, ip):
         return f"from {ip}, which is no GID of the port; `rdmanet gids` lists them"
     text = f"from {_named(own)}, port {own.port_num}"
     best = best_gid([entry for entry in table if not entry.address.is_loopback])
-    if best is not None and own.gid_type != GIDType.IB and _rank(best) < _rank(own):
+    if best is not None and own.gid_type != core.GIDType.IB and _rank(best) < _rank(own):
         if own.address.is_link_local and not best.address.is_link_local:
             text += f", which is link-local and ends at the next router; use {_named(best)}"
-        elif own.gid_type == GIDType.ROCE_V1 and best.gid_type != GIDType.ROCE_V1:
+        elif own.gid_type == core.GIDType.ROCE_V1 and best.gid_type != core.GIDType.ROCE_V1:
             text += f", which is RoCE v1 and ends at the next router; use {_named(best)}"
     return text + "; `rdmanet gids` lists all"
 
@@ -61,5 +67,5 @@ def _named(entry):
 
 def _rank(entry):
     address = entry.address
-    return (address.is_link_local, address.is_loopback, entry.gid_type == GIDType.ROCE_V1, address.version == 6,
+    return (address.is_link_local, address.is_loopback, entry.gid_type == core.GIDType.ROCE_V1, address.version == 6,
             entry.gid_index)

@@ -134,7 +134,7 @@ cdef class Landings:
         while connection.operations < OPERATIONS and (want := self.wants.next_to_say()) is not None:
             landing = self.of(want)
             try:
-                landing.window = self.windows.pop() if self.windows else MW(connection.engine.pd, MWType.TYPE_2)
+                landing.window = self.windows.pop() if self.windows else MW(connection.engine.pd, core.MWType.TYPE_2)
             except OSError as exc:
                 logger.warning("large reads are copied: %s", exc)
                 self.impossible = True

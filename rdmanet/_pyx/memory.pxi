@@ -15,32 +15,41 @@
 # memory is writable, and all remote access must be asked for.
 
 
-class AccessFlags(enum.IntFlag):
-    """The access rights of a memory region, or of the peers of a queue pair."""
-    LOCAL_WRITE = verbs.IBV_ACCESS_LOCAL_WRITE
-    REMOTE_WRITE = verbs.IBV_ACCESS_REMOTE_WRITE
-    REMOTE_READ = verbs.IBV_ACCESS_REMOTE_READ
-    REMOTE_ATOMIC = verbs.IBV_ACCESS_REMOTE_ATOMIC
-    MW_BIND = verbs.IBV_ACCESS_MW_BIND
-    ZERO_BASED = verbs.IBV_ACCESS_ZERO_BASED
-    ON_DEMAND = verbs.IBV_ACCESS_ON_DEMAND
-    HUGETLB = verbs.IBV_ACCESS_HUGETLB
-    FLUSH_GLOBAL = verbs.IBV_ACCESS_FLUSH_GLOBAL
-    FLUSH_PERSISTENT = verbs.IBV_ACCESS_FLUSH_PERSISTENT
-    RELAXED_ORDERING = verbs.IBV_ACCESS_RELAXED_ORDERING
+@late
+def AccessFlags():
+    class AccessFlags(enum.IntFlag):
+        """The access rights of a memory region, or of the peers of a queue pair."""
+        LOCAL_WRITE = verbs.IBV_ACCESS_LOCAL_WRITE
+        REMOTE_WRITE = verbs.IBV_ACCESS_REMOTE_WRITE
+        REMOTE_READ = verbs.IBV_ACCESS_REMOTE_READ
+        REMOTE_ATOMIC = verbs.IBV_ACCESS_REMOTE_ATOMIC
+        MW_BIND = verbs.IBV_ACCESS_MW_BIND
+        ZERO_BASED = verbs.IBV_ACCESS_ZERO_BASED
+        ON_DEMAND = verbs.IBV_ACCESS_ON_DEMAND
+        HUGETLB = verbs.IBV_ACCESS_HUGETLB
+        FLUSH_GLOBAL = verbs.IBV_ACCESS_FLUSH_GLOBAL
+        FLUSH_PERSISTENT = verbs.IBV_ACCESS_FLUSH_PERSISTENT
+        RELAXED_ORDERING = verbs.IBV_ACCESS_RELAXED_ORDERING
+    return AccessFlags
 
 
-class AdviseMRAdvice(enum.IntEnum):
-    """The planned use of memory that is registered on demand; see ibv_advise_mr(3)."""
-    PREFETCH = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
-    PREFETCH_WRITE = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
-    PREFETCH_NO_FAULT = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
+@late
+def AdviseMRAdvice():
+    class AdviseMRAdvice(enum.IntEnum):
+        """The planned use of memory that is registered on demand; see ibv_advise_mr(3)."""
+        PREFETCH = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+        PREFETCH_WRITE = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+        PREFETCH_NO_FAULT = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
+    return AdviseMRAdvice
 
 
-class AdviseMRFlags(enum.IntFlag):
-    """FLUSH: the advice has been carried out when the call returns."""
-    NONE = 0
-    FLUSH = verbs.IB_UVERBS_ADVISE_MR_FLAG_FLUSH
+@late
+def AdviseMRFlags():
+    class AdviseMRFlags(enum.IntFlag):
+        """FLUSH: the advice has been carried out when the call returns."""
+        NONE = 0
+        FLUSH = verbs.IB_UVERBS_ADVISE_MR_FLAG_FLUSH
+    return AdviseMRFlags
 
 
 cdef enum:
@@ -209,7 +218,7 @@ cdef class PD(Resource):
         check(rc, "ibv_alloc_null_mr")
         return mr.registered(self, verbs.IBV_ACCESS_LOCAL_WRITE)
 
-    def advise_mr(self, advice, sg_list, flags=AdviseMRFlags.NONE):
+    def advise_mr(self, advice, sg_list, flags=0):
         """Tell the device the planned use of parts of regions that are registered on demand.
 
         :raises OSError: EOPNOTSUPP if the device takes no advice; EFAULT, ENOENT or EINVAL for wrong parts
@@ -230,13 +239,12 @@ cdef class MR(Resource):
     :ivar pd: its protection domain
     :ivar length: in bytes
     :ivar page_size: the page size of its memory, in bytes; 0 if it does not own memory
-    :ivar access: AccessFlags
     :ivar dm: the device memory that it registers, or None
     """
 
     cdef verbs.ibv_mr *ptr
     cdef readonly PD pd
-    cdef readonly object access
+    cdef int rights
     cdef char *addr            # in this process; NULL if the memory is not here
     cdef uint64_t iova         # what requests call its first byte
     cdef readonly size_t length
@@ -263,6 +271,11 @@ cdef class MR(Resource):
     def __del__(self):
         if not self.of_alloc:
             Resource.__del__(self)
+
+    @property
+    def access(self):
+        """Its access rights, AccessFlags."""
+        return core.AccessFlags(self.rights)
 
     def __repr__(self):
         if not self.is_here():
@@ -291,13 +304,13 @@ cdef class MR(Resource):
                 rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
         if rc == -EINVAL:
             raise OSError(EINVAL, f"ibv_reg_mr: {strerror(EINVAL).decode()}: {self.length} bytes, "
-                                  f"{AccessFlags(access)!r}{why_unregistered(self.length, access)}")
+                                  f"{core.AccessFlags(access)!r}{why_unregistered(self.length, access)}")
         check_locked(rc, "ibv_reg_mr", self.length, pd.context.library.embedded_device)
         return self.registered(pd, access)
 
     cdef MR registered(self, PD pd, int access):
         self.pd = pd
-        self.access = AccessFlags(access)
+        self.rights = access
         self.opened(MRS)
         return self
 
@@ -315,7 +328,7 @@ cdef class MR(Resource):
 
     cdef bint is_implicit(self) noexcept:
         """Whether it is the whole address space of this process."""
-        return self.addr is NULL and self.access & verbs.IBV_ACCESS_ON_DEMAND and self.length == <size_t>-1
+        return self.addr is NULL and self.rights & verbs.IBV_ACCESS_ON_DEMAND and self.length == <size_t>-1
 
     cdef int destroy(self) except -1:
         cdef verbs.ibv_mr *ptr = self.ptr
@@ -353,7 +366,7 @@ cdef class MR(Resource):
         cdef Py_buffer view
         cdef exported memory
         cdef int rc, flags = 0, asked = 0 if access is None else access  # 0: libibverbs insists on it
-        cdef int rights = self.access if access is None else asked
+        cdef int rights = self.rights if access is None else asked
         cdef verbs.ibv_pd *pd_ptr = NULL
         cdef void *addr = NULL
         cdef size_t length = 0
@@ -390,7 +403,7 @@ cdef class MR(Resource):
             check(rc, "ibv_rereg_mr")
         if pd is not None:
             self.pd = pd
-        self.access = AccessFlags(rights)
+        self.rights = rights
         if buffer is not None:
             self.give_back()
             self.mapped = self.page_size = 0

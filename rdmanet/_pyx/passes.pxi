@@ -81,12 +81,14 @@ cdef class StreamEngine(_Engine):
     def reserve(self, entries):
         """A completion queue with room for `entries` more, for a queue pair of such depths."""
         cdef CQ cq
+        cdef verbs.ibv_device_attr_ex attr
         for cq in self.cqs:
             if cq.reserved + entries <= cq.ptr.cqe:
                 cq.reserved += entries
                 return cq
         size = max([STREAM_QUEUE] + [min(2 * (<CQ>other).ptr.cqe, STREAM_QUEUE_MOST) for other in self.cqs])
-        size = max(min(size, self.pd.context.query_device().max_cqe), entries)
+        self.pd.context.ask(&attr)
+        size = max(min(size, attr.orig_attr.max_cqe), entries)
         cq = CQ(self.pd.context, size, self.channel)
         # Not on adapters: they complete sends later, so some are in flight whenever the engine goes to sleep. Nor for
         # shared receives: unmarked SENDs of one peer could use up those that others need, and would not wake us.

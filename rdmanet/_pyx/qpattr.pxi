@@ -8,189 +8,219 @@
 # which attribute is missing or not allowed.
 
 
-class QPType(enum.IntEnum):
-    """The transport service: reliable or unreliable connections, datagrams, Ethernet frames, XRC."""
-    RC = verbs.IBV_QPT_RC
-    UC = verbs.IBV_QPT_UC
-    UD = verbs.IBV_QPT_UD
-    RAW_PACKET = verbs.IBV_QPT_RAW_PACKET
-    XRC_SEND = verbs.IBV_QPT_XRC_SEND
-    XRC_RECV = verbs.IBV_QPT_XRC_RECV
-    DRIVER = verbs.IBV_QPT_DRIVER
+@late
+def QPType():
+    class QPType(enum.IntEnum):
+        """The transport service: reliable or unreliable connections, datagrams, Ethernet frames, XRC."""
+        RC = verbs.IBV_QPT_RC
+        UC = verbs.IBV_QPT_UC
+        UD = verbs.IBV_QPT_UD
+        RAW_PACKET = verbs.IBV_QPT_RAW_PACKET
+        XRC_SEND = verbs.IBV_QPT_XRC_SEND
+        XRC_RECV = verbs.IBV_QPT_XRC_RECV
+        DRIVER = verbs.IBV_QPT_DRIVER
+    return QPType
 
 
-class QPState(enum.IntEnum):
-    """The state of a queue pair: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
-    RESET = verbs.IBV_QPS_RESET
-    INIT = verbs.IBV_QPS_INIT
-    RTR = verbs.IBV_QPS_RTR
-    RTS = verbs.IBV_QPS_RTS
-    SQD = verbs.IBV_QPS_SQD
-    SQE = verbs.IBV_QPS_SQE
-    ERR = verbs.IBV_QPS_ERR
-    UNKNOWN = verbs.IBV_QPS_UNKNOWN
+@late
+def QPState():
+    class QPState(enum.IntEnum):
+        """The state of a queue pair: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
+        RESET = verbs.IBV_QPS_RESET
+        INIT = verbs.IBV_QPS_INIT
+        RTR = verbs.IBV_QPS_RTR
+        RTS = verbs.IBV_QPS_RTS
+        SQD = verbs.IBV_QPS_SQD
+        SQE = verbs.IBV_QPS_SQE
+        ERR = verbs.IBV_QPS_ERR
+        UNKNOWN = verbs.IBV_QPS_UNKNOWN
+    return QPState
 
 
-class MigState(enum.IntEnum):
-    """The state of path migration: whether an alternate path is ready."""
-    MIGRATED = verbs.IBV_MIG_MIGRATED
-    REARM = verbs.IBV_MIG_REARM
-    ARMED = verbs.IBV_MIG_ARMED
+@late
+def MigState():
+    class MigState(enum.IntEnum):
+        """The state of path migration: whether an alternate path is ready."""
+        MIGRATED = verbs.IBV_MIG_MIGRATED
+        REARM = verbs.IBV_MIG_REARM
+        ARMED = verbs.IBV_MIG_ARMED
+    return MigState
 
 
-class QPAttrMask(enum.IntFlag):
-    """The mask of ibv_modify_qp(3); it follows from the QPAttr."""
-    STATE = verbs.IBV_QP_STATE
-    CUR_STATE = verbs.IBV_QP_CUR_STATE
-    EN_SQD_ASYNC_NOTIFY = verbs.IBV_QP_EN_SQD_ASYNC_NOTIFY
-    ACCESS_FLAGS = verbs.IBV_QP_ACCESS_FLAGS
-    PKEY_INDEX = verbs.IBV_QP_PKEY_INDEX
-    PORT = verbs.IBV_QP_PORT
-    QKEY = verbs.IBV_QP_QKEY
-    AV = verbs.IBV_QP_AV
-    PATH_MTU = verbs.IBV_QP_PATH_MTU
-    TIMEOUT = verbs.IBV_QP_TIMEOUT
-    RETRY_CNT = verbs.IBV_QP_RETRY_CNT
-    RNR_RETRY = verbs.IBV_QP_RNR_RETRY
-    RQ_PSN = verbs.IBV_QP_RQ_PSN
-    MAX_QP_RD_ATOMIC = verbs.IBV_QP_MAX_QP_RD_ATOMIC
-    ALT_PATH = verbs.IBV_QP_ALT_PATH
-    MIN_RNR_TIMER = verbs.IBV_QP_MIN_RNR_TIMER
-    SQ_PSN = verbs.IBV_QP_SQ_PSN
-    MAX_DEST_RD_ATOMIC = verbs.IBV_QP_MAX_DEST_RD_ATOMIC
-    PATH_MIG_STATE = verbs.IBV_QP_PATH_MIG_STATE
-    CAP = verbs.IBV_QP_CAP
-    DEST_QPN = verbs.IBV_QP_DEST_QPN
-    RATE_LIMIT = verbs.IBV_QP_RATE_LIMIT
+@late
+def QPAttrMask():
+    class QPAttrMask(enum.IntFlag):
+        """The mask of ibv_modify_qp(3); it follows from the QPAttr."""
+        STATE = verbs.IBV_QP_STATE
+        CUR_STATE = verbs.IBV_QP_CUR_STATE
+        EN_SQD_ASYNC_NOTIFY = verbs.IBV_QP_EN_SQD_ASYNC_NOTIFY
+        ACCESS_FLAGS = verbs.IBV_QP_ACCESS_FLAGS
+        PKEY_INDEX = verbs.IBV_QP_PKEY_INDEX
+        PORT = verbs.IBV_QP_PORT
+        QKEY = verbs.IBV_QP_QKEY
+        AV = verbs.IBV_QP_AV
+        PATH_MTU = verbs.IBV_QP_PATH_MTU
+        TIMEOUT = verbs.IBV_QP_TIMEOUT
+        RETRY_CNT = verbs.IBV_QP_RETRY_CNT
+        RNR_RETRY = verbs.IBV_QP_RNR_RETRY
+        RQ_PSN = verbs.IBV_QP_RQ_PSN
+        MAX_QP_RD_ATOMIC = verbs.IBV_QP_MAX_QP_RD_ATOMIC
+        ALT_PATH = verbs.IBV_QP_ALT_PATH
+        MIN_RNR_TIMER = verbs.IBV_QP_MIN_RNR_TIMER
+        SQ_PSN = verbs.IBV_QP_SQ_PSN
+        MAX_DEST_RD_ATOMIC = verbs.IBV_QP_MAX_DEST_RD_ATOMIC
+        PATH_MIG_STATE = verbs.IBV_QP_PATH_MIG_STATE
+        CAP = verbs.IBV_QP_CAP
+        DEST_QPN = verbs.IBV_QP_DEST_QPN
+        RATE_LIMIT = verbs.IBV_QP_RATE_LIMIT
+    return QPAttrMask
 
 
-@_record
-class QPCap(_Record):
-    """The sizes of a queue pair. What the device grants is at least what is asked for.
+@late
+def QPCap():
+    @record
+    class QPCap(_Record):
+        """The sizes of a queue pair. What the device grants is at least what is asked for.
 
-    :param max_send_wr: how many requests the send queue holds
-    :param max_recv_wr: how many requests the receive queue holds
-    :param max_send_sge: how many elements a send may have
-    :param max_recv_sge: how many elements a receive may have
-    :param max_inline_data: how many bytes a request with SendFlags.INLINE may have
-    """
-    max_send_wr: int = 1
-    max_recv_wr: int = 1
-    max_send_sge: int = 1
-    max_recv_sge: int = 1
-    max_inline_data: int = 0
-
-
-class SendOpsFlags(enum.IntFlag):
-    """The operations that QP.wr() of a queue pair supports. Values as IBV_QP_EX_WITH_*."""
-    RDMA_WRITE = verbs.IBV_QP_EX_WITH_RDMA_WRITE
-    RDMA_WRITE_WITH_IMM = verbs.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    SEND = verbs.IBV_QP_EX_WITH_SEND
-    SEND_WITH_IMM = verbs.IBV_QP_EX_WITH_SEND_WITH_IMM
-    RDMA_READ = verbs.IBV_QP_EX_WITH_RDMA_READ
-    ATOMIC_CMP_AND_SWP = verbs.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    ATOMIC_FETCH_AND_ADD = verbs.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-    LOCAL_INV = verbs.IBV_QP_EX_WITH_LOCAL_INV
-    BIND_MW = verbs.IBV_QP_EX_WITH_BIND_MW
-    SEND_WITH_INV = verbs.IBV_QP_EX_WITH_SEND_WITH_INV
-    TSO = verbs.IBV_QP_EX_WITH_TSO
-    FLUSH = verbs.IBV_QP_EX_WITH_FLUSH
-    ATOMIC_WRITE = verbs.IBV_QP_EX_WITH_ATOMIC_WRITE
+        :param max_send_wr: how many requests the send queue holds
+        :param max_recv_wr: how many requests the receive queue holds
+        :param max_send_sge: how many elements a send may have
+        :param max_recv_sge: how many elements a receive may have
+        :param max_inline_data: how many bytes a request with SendFlags.INLINE may have
+        """
+        max_send_wr: int = 1
+        max_recv_wr: int = 1
+        max_send_sge: int = 1
+        max_recv_sge: int = 1
+        max_inline_data: int = 0
+    return QPCap
 
 
-class QPCreateFlags(enum.IntFlag):
-    """BLOCK_SELF_MCAST_LB: the queue pair does not receive what it sends to its own groups."""
-    BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+@late
+def SendOpsFlags():
+    class SendOpsFlags(enum.IntFlag):
+        """The operations that QP.wr() of a queue pair supports. Values as IBV_QP_EX_WITH_*."""
+        RDMA_WRITE = verbs.IBV_QP_EX_WITH_RDMA_WRITE
+        RDMA_WRITE_WITH_IMM = verbs.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+        SEND = verbs.IBV_QP_EX_WITH_SEND
+        SEND_WITH_IMM = verbs.IBV_QP_EX_WITH_SEND_WITH_IMM
+        RDMA_READ = verbs.IBV_QP_EX_WITH_RDMA_READ
+        ATOMIC_CMP_AND_SWP = verbs.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        ATOMIC_FETCH_AND_ADD = verbs.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        LOCAL_INV = verbs.IBV_QP_EX_WITH_LOCAL_INV
+        BIND_MW = verbs.IBV_QP_EX_WITH_BIND_MW
+        SEND_WITH_INV = verbs.IBV_QP_EX_WITH_SEND_WITH_INV
+        TSO = verbs.IBV_QP_EX_WITH_TSO
+        FLUSH = verbs.IBV_QP_EX_WITH_FLUSH
+        ATOMIC_WRITE = verbs.IBV_QP_EX_WITH_ATOMIC_WRITE
+    return SendOpsFlags
 
 
-@_record
-class QPInitAttr(_Record):
-    """The attributes of a new queue pair; see ibv_create_qp(3).
-
-    :param send_cq: the CQ of its sends; None for XRC_RECV
-    :param recv_cq: the CQ of its receives; None for XRC_SEND and XRC_RECV
-    :param cap: a QPCap: its sizes, which are updated to what the device grants
-    :param qp_type: a QPType
-    :param sq_sig_all: whether every send gives a completion, not only those with SendFlags.SIGNALED
-    :param srq: the SRQ that its receives come from; None for a receive queue of its own
-    """
-    send_cq: "CQ | None" = None
-    recv_cq: "CQ | None" = None
-    cap: QPCap = dataclasses.field(default_factory=QPCap)
-    qp_type: QPType = QPType.RC
-    sq_sig_all: bool = False
-    srq: "SRQ | None" = None
+@late
+def QPCreateFlags():
+    class QPCreateFlags(enum.IntFlag):
+        """BLOCK_SELF_MCAST_LB: the queue pair does not receive what it sends to its own groups."""
+        BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+    return QPCreateFlags
 
 
-@_record
-class QPInitAttrEx(QPInitAttr):
-    """The extended attributes of a new queue pair; see ibv_create_qp_ex(3).
+@late
+def QPInitAttr():
+    @record
+    class QPInitAttr(_Record):
+        """The attributes of a new queue pair; see ibv_create_qp(3).
 
-    :param send_ops_flags: the operations of QP.wr(); creation fails if the device does not support one of them
-    :param create_flags: QPCreateFlags
-    :param xrcd: for XRC_RECV
-    """
-    send_ops_flags: SendOpsFlags | int = 0
-    create_flags: QPCreateFlags | int = 0
-    xrcd: "XRCD | None" = None
+        :param send_cq: the CQ of its sends; None for XRC_RECV
+        :param recv_cq: the CQ of its receives; None for XRC_SEND and XRC_RECV
+        :param cap: a QPCap: its sizes, which are updated to what the device grants
+        :param qp_type: a QPType
+        :param sq_sig_all: whether every send gives a completion, not only those with SendFlags.SIGNALED
+        :param srq: the SRQ that its receives come from; None for a receive queue of its own
+        """
+        send_cq: "CQ | None" = None
+        recv_cq: "CQ | None" = None
+        cap: QPCap = dataclasses.field(default_factory=core.QPCap)
+        qp_type: QPType = core.QPType.RC
+        sq_sig_all: bool = False
+        srq: "SRQ | None" = None
+    return QPInitAttr
 
 
-@_record
-class QPAttr(_Record):
-    """Attributes of a queue pair; None means not given. Names as in struct ibv_qp_attr."""
-    qp_state: QPState | None = None
-    cur_qp_state: QPState | None = None
-    path_mtu: MTU | None = None
-    path_mig_state: MigState | None = None
-    qkey: int | None = None
-    rq_psn: int | None = None
-    sq_psn: int | None = None
-    dest_qp_num: int | None = None
-    qp_access_flags: AccessFlags | None = None
-    cap: QPCap | None = None
-    ah_attr: AHAttr | None = None
-    alt_ah_attr: AHAttr | None = None
-    pkey_index: int | None = None
-    alt_pkey_index: int | None = None
-    en_sqd_async_notify: bool | None = None
-    max_rd_atomic: int | None = None
-    max_dest_rd_atomic: int | None = None
-    min_rnr_timer: int | None = None
-    port_num: int | None = None
-    timeout: int | None = None
-    retry_cnt: int | None = None
-    rnr_retry: int | None = None
-    alt_port_num: int | None = None
-    alt_timeout: int | None = None
-    rate_limit: int | None = None
+@late
+def QPInitAttrEx():
+    @record
+    class QPInitAttrEx(core.QPInitAttr):
+        """The extended attributes of a new queue pair; see ibv_create_qp_ex(3).
 
-    @property
-    def mask(self):
-        """The mask of the attributes that are given."""
-        mask = QPAttrMask(0)
-        for bit, name in _ATTRIBUTES.items():
-            if getattr(self, name) is not None:
-                mask |= bit
-        return mask
+        :param send_ops_flags: the operations of QP.wr(); creation fails if the device does not support one of them
+        :param create_flags: QPCreateFlags
+        :param xrcd: for XRC_RECV
+        """
+        send_ops_flags: SendOpsFlags | int = 0
+        create_flags: QPCreateFlags | int = 0
+        xrcd: "XRCD | None" = None
+    return QPInitAttrEx
+
+
+@late
+def QPAttr():
+    @record
+    class QPAttr(_Record):
+        """Attributes of a queue pair; None means not given. Names as in struct ibv_qp_attr."""
+        qp_state: QPState | None = None
+        cur_qp_state: QPState | None = None
+        path_mtu: MTU | None = None
+        path_mig_state: MigState | None = None
+        qkey: int | None = None
+        rq_psn: int | None = None
+        sq_psn: int | None = None
+        dest_qp_num: int | None = None
+        qp_access_flags: AccessFlags | None = None
+        cap: QPCap | None = None
+        ah_attr: AHAttr | None = None
+        alt_ah_attr: AHAttr | None = None
+        pkey_index: int | None = None
+        alt_pkey_index: int | None = None
+        en_sqd_async_notify: bool | None = None
+        max_rd_atomic: int | None = None
+        max_dest_rd_atomic: int | None = None
+        min_rnr_timer: int | None = None
+        port_num: int | None = None
+        timeout: int | None = None
+        retry_cnt: int | None = None
+        rnr_retry: int | None = None
+        alt_port_num: int | None = None
+        alt_timeout: int | None = None
+        rate_limit: int | None = None
+
+        @property
+        def mask(self):
+            """The mask of the attributes that are given."""
+            mask = core.QPAttrMask(0)
+            for bit, name in _ATTRIBUTES.items():
+                if getattr(self, name) is not None:
+                    mask |= bit
+            return mask
+    return QPAttr
 
 
 _ATTRIBUTES = {
-    QPAttrMask.STATE: "qp_state", QPAttrMask.CUR_STATE: "cur_qp_state",
-    QPAttrMask.EN_SQD_ASYNC_NOTIFY: "en_sqd_async_notify", QPAttrMask.ACCESS_FLAGS: "qp_access_flags",
-    QPAttrMask.PKEY_INDEX: "pkey_index", QPAttrMask.PORT: "port_num", QPAttrMask.QKEY: "qkey",
-    QPAttrMask.AV: "ah_attr", QPAttrMask.PATH_MTU: "path_mtu", QPAttrMask.TIMEOUT: "timeout",
-    QPAttrMask.RETRY_CNT: "retry_cnt", QPAttrMask.RNR_RETRY: "rnr_retry", QPAttrMask.RQ_PSN: "rq_psn",
-    QPAttrMask.MAX_QP_RD_ATOMIC: "max_rd_atomic", QPAttrMask.ALT_PATH: "alt_ah_attr",
-    QPAttrMask.MIN_RNR_TIMER: "min_rnr_timer", QPAttrMask.SQ_PSN: "sq_psn",
-    QPAttrMask.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic", QPAttrMask.PATH_MIG_STATE: "path_mig_state",
-    QPAttrMask.CAP: "cap", QPAttrMask.DEST_QPN: "dest_qp_num", QPAttrMask.RATE_LIMIT: "rate_limit",
+    verbs.IBV_QP_STATE: "qp_state", verbs.IBV_QP_CUR_STATE: "cur_qp_state",
+    verbs.IBV_QP_EN_SQD_ASYNC_NOTIFY: "en_sqd_async_notify", verbs.IBV_QP_ACCESS_FLAGS: "qp_access_flags",
+    verbs.IBV_QP_PKEY_INDEX: "pkey_index", verbs.IBV_QP_PORT: "port_num", verbs.IBV_QP_QKEY: "qkey",
+    verbs.IBV_QP_AV: "ah_attr", verbs.IBV_QP_PATH_MTU: "path_mtu", verbs.IBV_QP_TIMEOUT: "timeout",
+    verbs.IBV_QP_RETRY_CNT: "retry_cnt", verbs.IBV_QP_RNR_RETRY: "rnr_retry", verbs.IBV_QP_RQ_PSN: "rq_psn",
+    verbs.IBV_QP_MAX_QP_RD_ATOMIC: "max_rd_atomic", verbs.IBV_QP_ALT_PATH: "alt_ah_attr",
+    verbs.IBV_QP_MIN_RNR_TIMER: "min_rnr_timer", verbs.IBV_QP_SQ_PSN: "sq_psn",
+    verbs.IBV_QP_MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic", verbs.IBV_QP_PATH_MIG_STATE: "path_mig_state",
+    verbs.IBV_QP_CAP: "cap", verbs.IBV_QP_DEST_QPN: "dest_qp_num", verbs.IBV_QP_RATE_LIMIT: "rate_limit",
 }
 
 
 # ---- Which attributes a transition takes: (from, to) to (required, optional), by transport ------
 
 def _transitions():
-    M, S = QPAttrMask, QPState
+    M, S = core.QPAttrMask, core.QPState
     initial = M.PKEY_INDEX | M.PORT
     rights = initial | M.ACCESS_FLAGS
     uc_rtr = M.AV | M.PATH_MTU | M.DEST_QPN | M.RQ_PSN
@@ -204,32 +234,32 @@ def _transitions():
     xrc_at_rts = M.SQ_PSN | M.TIMEOUT
     rc_sqd = uc_sqd | M.PORT | M.MAX_QP_RD_ATOMIC | M.MIN_RNR_TIMER | M.TIMEOUT | M.RETRY_CNT | M.RNR_RETRY
     return {
-        QPType.RC: {
+        core.QPType.RC: {
             (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
             (S.INIT, S.RTR): (rc_rtr, at_rtr), (S.RTR, S.RTS): (rc_rts, running),
             (S.RTS, S.RTS): (none, running), (S.RTS, S.SQD): (none, notify),
             (S.SQD, S.RTS): (none, running), (S.SQD, S.SQD): (none, rc_sqd | M.MAX_DEST_RD_ATOMIC),
         },
-        QPType.UC: {
+        core.QPType.UC: {
             (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
             (S.INIT, S.RTR): (uc_rtr, at_rtr), (S.RTR, S.RTS): (M.SQ_PSN, uc_rts),
             (S.RTS, S.RTS): (none, uc_rts), (S.RTS, S.SQD): (none, notify),
             (S.SQD, S.RTS): (none, uc_rts), (S.SQD, S.SQD): (none, uc_sqd),
             (S.SQE, S.RTS): (none, M.CUR_STATE | M.ACCESS_FLAGS),
         },
-        QPType.XRC_SEND: {
+        core.QPType.XRC_SEND: {
             (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
             (S.INIT, S.RTR): (uc_rtr, at_rtr), (S.RTR, S.RTS): (rc_rts, uc_rts),
             (S.RTS, S.RTS): (none, uc_rts), (S.RTS, S.SQD): (none, notify),
             (S.SQD, S.RTS): (none, uc_rts), (S.SQD, S.SQD): (none, rc_sqd & ~M.MIN_RNR_TIMER),
         },
-        QPType.XRC_RECV: {
+        core.QPType.XRC_RECV: {
             (S.RESET, S.INIT): (rights, none), (S.INIT, S.INIT): (none, rights),
             (S.INIT, S.RTR): (rc_rtr, at_rtr), (S.RTR, S.RTS): (xrc_at_rts, running),
             (S.RTS, S.RTS): (none, running), (S.RTS, S.SQD): (none, notify), (S.SQD, S.RTS): (none, running),
             (S.SQD, S.SQD): (none, uc_sqd | M.PORT | M.TIMEOUT | M.MIN_RNR_TIMER | M.MAX_DEST_RD_ATOMIC),
         },
-        QPType.UD: {
+        core.QPType.UD: {
             (S.RESET, S.INIT): (initial | M.QKEY, none), (S.INIT, S.INIT): (none, initial | M.QKEY),
             (S.INIT, S.RTR): (none, M.PKEY_INDEX | M.QKEY), (S.RTR, S.RTS): (M.SQ_PSN, ud),
             (S.RTS, S.RTS): (none, ud), (S.RTS, S.SQD): (none, notify), (S.SQD, S.RTS): (none, ud),
@@ -245,9 +275,9 @@ cdef list attribute_names(mask):
 cdef tuple why_refused(object qp_type, object state, object new, attr):
     """What is wrong by the specification with a modify() that the device refused: a text, or ""; the missing
     attributes; those that are not allowed."""
-    given = attr.mask & ~QPAttrMask.STATE
-    if new == QPState.RESET or new == QPState.ERR:
-        rule = (QPAttrMask(0), QPAttrMask.CUR_STATE)
+    given = attr.mask & ~core.QPAttrMask.STATE
+    if new == core.QPState.RESET or new == core.QPState.ERR:
+        rule = (core.QPAttrMask(0), core.QPAttrMask.CUR_STATE)
     else:
         table = _transitions().get(qp_type)
         if table is None:
@@ -280,17 +310,17 @@ cdef str wrong_values(Context context, attr):
         f"; {name} {getattr(attr, name)} is more than {most}"
         for name, most in limits.items() if (getattr(attr, name) or 0) > most
     ])
-    if attr.path_mtu is not None and attr.path_mtu not in _mtu_of_bytes.values():
+    if attr.path_mtu is not None and attr.path_mtu not in list(core.MTU):
         text += f"; path_mtu {attr.path_mtu} is not an MTU such as MTU.MTU_1024"
     return text
 
 
 cdef int check_queues(init_attr) except -1:
     """Raise if a QPInitAttr lacks a completion queue that its type needs: libibverbs would crash."""
-    if init_attr.qp_type == QPType.XRC_RECV:
+    if init_attr.qp_type == core.QPType.XRC_RECV:
         return 0
     for name in ("send_cq", "recv_cq"):
-        if getattr(init_attr, name) is None and (name == "send_cq" or init_attr.qp_type != QPType.XRC_SEND):
+        if getattr(init_attr, name) is None and (name == "send_cq" or init_attr.qp_type != core.QPType.XRC_SEND):
             raise OSError(
                 EINVAL, f"ibv_create_qp: {strerror(EINVAL).decode()}: {init_attr.qp_type!r}; it has no {name}")
     return 0
@@ -313,12 +343,14 @@ cdef str why_not_created(Context context, init_attr, int error):
     if not text and cap.max_inline_data:
         most = f"at most {EMBEDDED_MAX_INLINE}" if context.library.embedded_device else "a number that it does not tell"
         text = f"; max_inline_data {cap.max_inline_data} may be more than {context.name} takes, which is {most}"
-    if init_attr.qp_type == QPType.XRC_RECV and getattr(init_attr, "xrcd", None) is None:
+    if init_attr.qp_type == core.QPType.XRC_RECV and getattr(init_attr, "xrcd", None) is None:
         text += "; it has no xrcd, see QPInitAttrEx"
     return text
 
 
-_mtu_of_bytes = {mtu.bytes: mtu for mtu in MTU}
+cdef object mtu_of(int size):
+    """The MTU of so many bytes."""
+    return next(mtu for mtu in core.MTU if mtu.bytes == size)
 
 
 # ---- Between the records and the ABI's structs --------------------------------------------------
@@ -333,7 +365,7 @@ cdef int fill_cap(verbs.ibv_qp_cap *c, cap) except -1:
 
 
 cdef object read_cap(const verbs.ibv_qp_cap *c):
-    cap = QPCap.__new__(QPCap)
+    cap = core.QPCap.__new__(core.QPCap)
     cdef dict own = cap.__dict__
     own["max_send_wr"], own["max_recv_wr"] = c.max_send_wr, c.max_recv_wr
     own["max_send_sge"], own["max_recv_sge"] = c.max_send_sge, c.max_recv_sge
@@ -385,11 +417,11 @@ cdef int fill_attr(verbs.ibv_qp_attr *c, attr) except -1:
 
 
 cdef object read_attr(verbs.ibv_qp_attr *c):
-    return QPAttr(
-        qp_state=enum_of(QPState, c.qp_state), cur_qp_state=enum_of(QPState, c.cur_qp_state),
-        path_mtu=enum_of(MTU, c.path_mtu), path_mig_state=enum_of(MigState, c.path_mig_state), qkey=c.qkey,
+    return core.QPAttr(
+        qp_state=enum_of(core.QPState, c.qp_state), cur_qp_state=enum_of(core.QPState, c.cur_qp_state),
+        path_mtu=enum_of(core.MTU, c.path_mtu), path_mig_state=enum_of(core.MigState, c.path_mig_state), qkey=c.qkey,
         rq_psn=c.rq_psn, sq_psn=c.sq_psn, dest_qp_num=c.dest_qp_num,
-        qp_access_flags=AccessFlags(c.qp_access_flags), cap=read_cap(&c.cap), ah_attr=read_ah(&c.ah_attr),
+        qp_access_flags=core.AccessFlags(c.qp_access_flags), cap=read_cap(&c.cap), ah_attr=read_ah(&c.ah_attr),
         alt_ah_attr=read_ah(&c.alt_ah_attr), pkey_index=c.pkey_index, alt_pkey_index=c.alt_pkey_index,
         en_sqd_async_notify=bool(c.en_sqd_async_notify), max_rd_atomic=c.max_rd_atomic,
         max_dest_rd_atomic=c.max_dest_rd_atomic, min_rnr_timer=c.min_rnr_timer, port_num=c.port_num,
@@ -401,6 +433,6 @@ cdef object read_attr(verbs.ibv_qp_attr *c):
 cdef object only(attr, int mask):
     """A QPAttr with the attributes of a mask only."""
     kept = {name for bit, name in _ATTRIBUTES.items() if mask & bit}
-    if mask & QPAttrMask.ALT_PATH:
+    if mask & core.QPAttrMask.ALT_PATH:
         kept |= {"alt_pkey_index", "alt_port_num", "alt_timeout"}
-    return QPAttr(**{name: getattr(attr, name) for name in kept})
+    return core.QPAttr(**{name: getattr(attr, name) for name in kept})

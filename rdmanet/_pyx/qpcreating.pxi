@@ -13,7 +13,7 @@ cdef int create_qp(QP qp, PD pd, init_attr, verbs.rdma_cm_id *id) except -1:
     cdef verbs.ibv_qp_init_attr_ex c
     cdef const verbs.rn_library *library
     cdef int rc, value = init_attr.qp_type
-    cdef bint extended = isinstance(init_attr, QPInitAttrEx)
+    cdef bint extended = isinstance(init_attr, core.QPInitAttrEx)
     pd.usable()
     check_queues(init_attr)
     qp.send_cq = cq_of(pd, init_attr.send_cq)
@@ -75,7 +75,7 @@ cdef int create_rc_qp(QP qp, PD pd, CQ cq, SRQ srq, const verbs.ibv_qp_cap *cap,
     with nogil:
         rc = verbs.rn_cm_create_qp(pd.context.library.c, id, pd.ptr, &c)
     if rc < 0:
-        init_attr = QPInitAttr(send_cq=cq, recv_cq=cq, srq=srq, cap=read_cap(cap))
+        init_attr = core.QPInitAttr(send_cq=cq, recv_cq=cq, srq=srq, cap=read_cap(cap))
         why = why_not_created(pd.context, init_attr, -rc)
         raise OSError(-rc, f"rdma_create_qp: {strerror(-rc).decode()}: {init_attr.qp_type!r}, {init_attr.cap}{why}")
     qp.ptr, qp.id = id.qp, id
@@ -95,7 +95,7 @@ cdef int fill_qp_extended(QP qp, Context context, verbs.ibv_qp_init_attr_ex *c, 
         qp.xrcd.usable()
         same_library(context, qp.xrcd.context)
         c.comp_mask |= verbs.IBV_QP_INIT_ATTR_XRCD
-        if init_attr.qp_type == QPType.XRC_RECV:
+        if init_attr.qp_type == core.QPType.XRC_RECV:
             c.comp_mask &= ~<uint32_t>verbs.IBV_QP_INIT_ATTR_PD
             c.pd = NULL
         c.xrcd = qp.xrcd.ptr

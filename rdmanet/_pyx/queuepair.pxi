@@ -79,7 +79,7 @@ cdef class QP(Resource):
             rc = verbs.rn_open_qp(pd.context.ptr, xrcd.ptr, qp_num, &qp.ptr)
         check(rc, f"ibv_open_qp({qp_num:#x})")
         qp.xrcd = xrcd
-        fill_cap(&qp.granted, QPCap())
+        fill_cap(&qp.granted, core.QPCap())
         adopt_qp(qp, pd, 0, False)
         return qp
 
@@ -141,13 +141,13 @@ cdef class QP(Resource):
     def qp_type(self):
         """Its transport service, a QPType."""
         self.usable()
-        return enum_of(QPType, self.ptr.qp_type)
+        return enum_of(core.QPType, self.ptr.qp_type)
 
     @property
     def state(self):
         """The state known to the library; query() asks the device."""
         self.usable()
-        return enum_of(QPState, self.ptr.state)
+        return enum_of(core.QPState, self.ptr.state)
 
     @property
     def in_flight(self):
@@ -183,8 +183,8 @@ cdef class QP(Resource):
         cdef int mask, rc
         cdef object before
         if attr is None and attrs:
-            attr = QPAttr(**attrs)
-        elif attrs or not isinstance(attr, QPAttr):
+            attr = core.QPAttr(**attrs)
+        elif attrs or not isinstance(attr, core.QPAttr):
             given = ", ".join(attrs) or "no fields"
             raise TypeError(
                 f"QP.modify() takes either a QPAttr or its fields as keywords, not {shown(attr)} and {given}"
@@ -195,7 +195,7 @@ cdef class QP(Resource):
         with nogil:
             rc = verbs.rn_modify_qp(self.pd.context.library.c, self.ptr, &c, mask)
         if rc < 0:
-            after = before if attr.qp_state is None else enum_of(QPState, attr.qp_state)
+            after = before if attr.qp_state is None else enum_of(core.QPState, attr.qp_state)
             step = f"ibv_modify_qp: {before.name} to {after.name} was refused"
             address = self.wrong_address(attr)
             if rc != -EINVAL:
@@ -203,7 +203,7 @@ cdef class QP(Resource):
             why, missing, not_allowed = why_refused(self.qp_type, before, after, attr)
             why += wrong_values(self.pd.context, attr)
             raise ModifyQPError(f"{step}{why}{address}", before, after, missing, not_allowed)
-        if attr.qp_state == QPState.RESET:
+        if attr.qp_state == core.QPState.RESET:
             self.sends.clear()
             self.receives.clear()
 
@@ -215,15 +215,15 @@ cdef class QP(Resource):
 
         :param qkey: for a datagram queue pair: the key that senders must use
         """
-        attr = QPAttr(qp_state=QPState.INIT, port_num=port_num, pkey_index=pkey_index)
+        attr = core.QPAttr(qp_state=core.QPState.INIT, port_num=port_num, pkey_index=pkey_index)
         if self.ptr is not NULL and self.ptr.qp_type == verbs.IBV_QPT_UD:
             attr.qkey = qkey
         else:
-            attr.qp_access_flags = AccessFlags(access)
+            attr.qp_access_flags = core.AccessFlags(access)
         self.modify(attr)
 
     def to_rtr(self, dest_qp_num=0, dgid=None, *, int sgid_index=0, int dlid=0, int port_num=1,
-               path_mtu=MTU.MTU_1024, int rq_psn=0, int max_dest_rd_atomic=1, int min_rnr_timer=12,
+               path_mtu=verbs.IBV_MTU_1024, int rq_psn=0, int max_dest_rd_atomic=1, int min_rnr_timer=12,
                int hop_limit=64, int sl=0):
         """INIT to RTR: connect to the peer's queue pair, and receive from it.
 
@@ -235,11 +235,11 @@ cdef class QP(Resource):
             specification: 1 is 10 us, 12 is 640 us, 31 is 491.52 ms, 0 is 655.36 ms
         """
         cdef int kind = verbs.IBV_QPT_RC if self.ptr is NULL else self.ptr.qp_type
-        attr = QPAttr(qp_state=QPState.RTR)
+        attr = core.QPAttr(qp_state=core.QPState.RTR)
         if kind != verbs.IBV_QPT_UD:
             attr.dest_qp_num, attr.path_mtu, attr.rq_psn = dest_qp_num, path_mtu, rq_psn
-            attr.ah_attr = AHAttr(dgid=dgid, sgid_index=sgid_index, dlid=dlid, sl=sl, port_num=port_num,
-                                  hop_limit=hop_limit)
+            attr.ah_attr = core.AHAttr(dgid=dgid, sgid_index=sgid_index, dlid=dlid, sl=sl, port_num=port_num,
+                                       hop_limit=hop_limit)
         if kind == verbs.IBV_QPT_RC or kind == verbs.IBV_QPT_XRC_RECV:
             attr.max_dest_rd_atomic, attr.min_rnr_timer = max_dest_rd_atomic, min_rnr_timer
         self.modify(attr)
@@ -251,7 +251,7 @@ cdef class QP(Resource):
         :param rnr_retry: how often to retry when the peer has posted no receive; 7 is without limit
         """
         cdef int kind = verbs.IBV_QPT_RC if self.ptr is NULL else self.ptr.qp_type
-        attr = QPAttr(qp_state=QPState.RTS, sq_psn=sq_psn)
+        attr = core.QPAttr(qp_state=core.QPState.RTS, sq_psn=sq_psn)
         if kind == verbs.IBV_QPT_RC or kind == verbs.IBV_QPT_XRC_SEND:
             attr.timeout, attr.retry_cnt, attr.rnr_retry = timeout, retry_cnt, rnr_retry
             attr.max_rd_atomic = max_rd_atomic
@@ -306,24 +306,24 @@ cdef class QP(Resource):
         if self.told is None:
             raise ValueError("connect: call info() first, and give the peer the result")
         port_num, sgid_index = self.told_of
-        if self.state == QPState.RESET:
+        if self.state == core.QPState.RESET:
             self.to_init(port_num, pkey_index=pkey_index, access=access or 0)
         elif access is not None:
-            self.modify(QPAttr(qp_state=QPState.INIT, qp_access_flags=AccessFlags(access)))
+            self.modify(core.QPAttr(qp_state=core.QPState.INIT, qp_access_flags=core.AccessFlags(access)))
         self.to_rtr(
             peer.qp_num, peer.gid if any(peer.gid) else None, sgid_index=sgid_index, dlid=peer.lid,
-            port_num=port_num, path_mtu=_mtu_of_bytes[min(peer.mtu, self.told.mtu)], rq_psn=peer.psn,
+            port_num=port_num, path_mtu=mtu_of(min(peer.mtu, self.told.mtu)), rq_psn=peer.psn,
             max_dest_rd_atomic=max_dest_rd_atomic, min_rnr_timer=min_rnr_timer, hop_limit=hop_limit, sl=sl)
         self.to_rts(sq_psn=self.told.psn, timeout=timeout, retry_cnt=retry_cnt, rnr_retry=rnr_retry,
                     max_rd_atomic=max_rd_atomic)
 
     def to_error(self):
         """To ERR: all posted requests complete as flushed."""
-        self.modify(QPAttr(qp_state=QPState.ERR))
+        self.modify(core.QPAttr(qp_state=core.QPState.ERR))
 
     def to_reset(self):
         """To RESET: all posted requests are dropped, without completions."""
-        self.modify(QPAttr(qp_state=QPState.RESET))
+        self.modify(core.QPAttr(qp_state=core.QPState.RESET))
 
     def query(self):
         """All attributes, from the device, as (QPAttr, QPInitAttr)."""
@@ -336,8 +336,8 @@ cdef class QP(Resource):
         with nogil:
             rc = verbs.rn_query_qp(self.pd.context.library.c, self.ptr, &c, 0x1fffff, &init)
         check(rc, "ibv_query_qp")
-        return read_attr(&c), QPInitAttr(
-            self.send_cq, self.recv_cq, read_cap(&init.cap), enum_of(QPType, init.qp_type),
+        return read_attr(&c), core.QPInitAttr(
+            self.send_cq, self.recv_cq, read_cap(&init.cap), enum_of(core.QPType, init.qp_type),
             bool(init.sq_sig_all), self.srq)
 
     def counters(self):

@@ -3,19 +3,27 @@
 # A dataclass makes its methods out of text, which Python compiles each time that the class is defined. For the records
 # of the verbs, this was 10 ms of each import of rdmanet. So `dataclasses` only notes their fields, for fields(),
 # replace(), asdict() and others who work with them. They inherit the methods from one of the classes below.
+#
+# `dataclasses` itself is imported with the first record: a connection of the byte stream has none.
 
-cdef object MISSING = dataclasses.MISSING
+def record(kind):
+    """Decorates the class of a record."""
+    global dataclasses      # of the module, where dataclass() looks for what the text dataclasses.InitVar means
+    import dataclasses
+    return dataclasses.dataclass(init=False, repr=False, eq=False)(kind)
 
 
 class _Signature:
     """The signature of a record, for help() and the manual; it is made when it is asked for."""
 
     def __get__(self, one, kind):
+        import inspect
+        missing = dataclasses.MISSING
         given = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = []
         for name, about in kind.__dataclass_fields__.items():
-            default = about.default if about.default_factory is MISSING else about.default_factory
-            if default is MISSING:
+            default = about.default if about.default_factory is missing else about.default_factory
+            if default is missing:
                 default = inspect.Parameter.empty
             parameters.append(inspect.Parameter(name, given, default=default, annotation=about.type))
         return inspect.Signature(parameters)
@@ -28,6 +36,7 @@ class _Record:
 
     def __init__(self, *values, **named):
         cdef dict own = self.__dict__       # not setattr(), which frozen ones refuse
+        missing = dataclasses.MISSING
         kind = type(self).__name__
         fields = self.__dataclass_fields__
         if len(values) > len(fields):
@@ -40,9 +49,9 @@ class _Record:
         for name, about in rest:
             if name in named:
                 own[name] = named.pop(name)
-            elif about.default is not MISSING:
+            elif about.default is not missing:
                 own[name] = about.default
-            elif about.default_factory is not MISSING:
+            elif about.default_factory is not missing:
                 own[name] = about.default_factory()
             else:
                 raise TypeError(f"{kind}() lacks a value for {name}")
@@ -72,6 +81,3 @@ class _FrozenRecord(_Record):
 
 cdef tuple values_of(one):
     return tuple([getattr(one, about.name) for about in dataclasses.fields(one)])
-
-
-_record = dataclasses.dataclass(init=False, repr=False, eq=False)

@@ -127,9 +127,9 @@ cdef class RegistrationCache:
         mr = exporter
         if mr.pd is not self.pd or mr.ptr is NULL or mr.not_here is not None:
             return None
-        if mr.access & (verbs.IBV_ACCESS_ZERO_BASED | verbs.IBV_ACCESS_ON_DEMAND):
+        if mr.rights & (verbs.IBV_ACCESS_ZERO_BASED | verbs.IBV_ACCESS_ON_DEMAND):
             return None
-        if not readonly and not mr.access & verbs.IBV_ACCESS_LOCAL_WRITE:
+        if not readonly and not mr.rights & verbs.IBV_ACCESS_LOCAL_WRITE:
             return None
         registration = Registration.__new__(Registration)
         registration.lkey = mr.ptr.lkey

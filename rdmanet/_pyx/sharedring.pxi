@@ -103,7 +103,7 @@ cdef class SharedRing:
         if self.slots == NULL:
             raise MemoryError
         # A peer that overruns its credits may fill all slots, so the CQ must have room for their completions.
-        self.srq = SRQ(engine.pd, SRQAttr(max_wr=self.most, max_sge=1))
+        self.srq = SRQ(engine.pd, core.SRQAttr(max_wr=self.most, max_sge=1))
         try:
             self.cq = CQ(engine.pd.context, self.most + self.room * sends, engine.channel)
         except BaseException:

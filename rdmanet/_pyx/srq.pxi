@@ -10,39 +10,50 @@
 # until the SRQ is closed.
 
 
-class SRQType(enum.IntEnum):
-    """BASIC; XRC, for senders that name the queue; TM, with tag matching, which no device here supports."""
-    BASIC = verbs.IBV_SRQT_BASIC
-    XRC = verbs.IBV_SRQT_XRC
-    TM = verbs.IBV_SRQT_TM
+@late
+def SRQType():
+    class SRQType(enum.IntEnum):
+        """BASIC; XRC, for senders that name the queue; TM, with tag matching, which no device here supports."""
+        BASIC = verbs.IBV_SRQT_BASIC
+        XRC = verbs.IBV_SRQT_XRC
+        TM = verbs.IBV_SRQT_TM
+    return SRQType
 
 
-@_record
-class SRQAttr(_Record):
-    """The sizes of a shared receive queue.
+@late
+def SRQAttr():
+    @record
+    class SRQAttr(_Record):
+        """The sizes of a shared receive queue.
 
-    :param max_wr: how many receives it must hold at least
-    :param max_sge: how many elements each receive may have at least
-    :param srq_limit: one event SRQ_LIMIT_REACHED comes when fewer receives are left; 0: none
-    """
-    max_wr: int = 1
-    max_sge: int = 1
-    srq_limit: int = 0
+        :param max_wr: how many receives it must hold at least
+        :param max_sge: how many elements each receive may have at least
+        :param srq_limit: one event SRQ_LIMIT_REACHED comes when fewer receives are left; 0: none
+        """
+        max_wr: int = 1
+        max_sge: int = 1
+        srq_limit: int = 0
+    return SRQAttr
 
 
-@_record
-class SRQInitAttr(_Record):
-    """The attributes of a new shared receive queue; see ibv_create_srq_ex(3). An XRC queue has its own CQ and domain.
+@late
+def SRQInitAttr():
+    @record
+    class SRQInitAttr(_Record):
+        """The attributes of a new shared receive queue; see ibv_create_srq_ex(3).
 
-    :param attr: an SRQAttr: its sizes
-    :param srq_type: an SRQType
-    :param xrcd: the domain of an XRC queue
-    :param cq: the CQ of the receives of an XRC queue
-    """
-    attr: SRQAttr = dataclasses.field(default_factory=SRQAttr)
-    srq_type: SRQType = SRQType.BASIC
-    xrcd: "XRCD | None" = None
-    cq: "CQ | None" = None
+        An XRC queue has its own CQ and domain.
+
+        :param attr: an SRQAttr: its sizes
+        :param srq_type: an SRQType
+        :param xrcd: the domain of an XRC queue
+        :param cq: the CQ of the receives of an XRC queue
+        """
+        attr: SRQAttr = dataclasses.field(default_factory=core.SRQAttr)
+        srq_type: SRQType = core.SRQType.BASIC
+        xrcd: "XRCD | None" = None
+        cq: "CQ | None" = None
+    return SRQInitAttr
 
 
 cdef dict _shared_queues = {}   # generation to weakref of the SRQ
@@ -95,12 +106,12 @@ cdef class SRQ(Resource):
         cdef int rc, kind
         self.unmade()
         pd.usable()
-        if init_attr is None or isinstance(init_attr, SRQAttr):
-            init_attr = SRQInitAttr(SRQAttr() if init_attr is None else init_attr)
+        if init_attr is None or isinstance(init_attr, core.SRQAttr):
+            init_attr = core.SRQInitAttr(core.SRQAttr() if init_attr is None else init_attr)
         attr = init_attr.attr
         self.generation = new_shared_generation()
         self.receives = _Shared(self.generation)
-        if init_attr.srq_type == SRQType.BASIC:
+        if init_attr.srq_type == core.SRQType.BASIC:
             memset(&c, 0, sizeof(c))
             fill_srq_attr(&c.attr, attr)
             with nogil:
@@ -131,7 +142,7 @@ cdef class SRQ(Resource):
             check(rc, f"ibv_create_srq_ex({init_attr.srq_type!r})")
             attr.max_wr, attr.max_sge = ex.attr.max_wr, ex.attr.max_sge
         self.pd, self.xrcd, self.cq = pd, xrcd, cq
-        self.srq_type = SRQType(init_attr.srq_type)
+        self.srq_type = core.SRQType(init_attr.srq_type)
         reference = weakref.ref(self)
         _shared_queues[self.generation] = reference
         pd.context.by_address[<uintptr_t>self.ptr] = reference
@@ -200,7 +211,7 @@ cdef class SRQ(Resource):
         with nogil:
             rc = verbs.rn_query_srq(self.pd.context.library.c, self.ptr, &c)
         check(rc, "ibv_query_srq")
-        return SRQAttr(c.max_wr, c.max_sge, c.srq_limit)
+        return core.SRQAttr(c.max_wr, c.max_sge, c.srq_limit)
 
     def modify(self, *, max_wr=None, srq_limit=None):
         """Change the size, or set the limit.

@@ -9,38 +9,48 @@
 # holds the region that it was last bound to.
 
 
-class MWType(enum.IntEnum):
-    """Who chooses the keys of a window: the device (1) or the program (2)."""
-    TYPE_1 = verbs.IBV_MW_TYPE_1
-    TYPE_2 = verbs.IBV_MW_TYPE_2
+@late
+def MWType():
+    class MWType(enum.IntEnum):
+        """Who chooses the keys of a window: the device (1) or the program (2)."""
+        TYPE_1 = verbs.IBV_MW_TYPE_1
+        TYPE_2 = verbs.IBV_MW_TYPE_2
+    return MWType
 
 
-@_record
-class MWBindInfo(_FrozenRecord):
-    """The part of a region that a window exposes; see ibv_bind_mw(3).
+@late
+def MWBindInfo():
+    @record
+    class MWBindInfo(_FrozenRecord):
+        """The part of a region that a window exposes; see ibv_bind_mw(3).
 
-    :param mr: the region, which must have AccessFlags.MW_BIND
-    :param addr: the address of the first byte, as requests have it (MR.address); None is the beginning of the region
-    :param length: in bytes; 0 unbinds (type 1)
-    :param mw_access_flags: AccessFlags: the rights of the peer
-    """
-    mr: "MR"
-    addr: int | None = None
-    length: int = 0
-    mw_access_flags: AccessFlags | int = 0
+        :param mr: the region, which must have AccessFlags.MW_BIND
+        :param addr: the address of the first byte, as requests have it (MR.address); None is the beginning of the
+            region
+        :param length: in bytes; 0 unbinds (type 1)
+        :param mw_access_flags: AccessFlags: the rights of the peer
+        """
+        mr: "MR"
+        addr: int | None = None
+        length: int = 0
+        mw_access_flags: AccessFlags | int = 0
+    return MWBindInfo
 
 
-@_record
-class MWBind(_FrozenRecord):
-    """A request to bind a window of type 1; see ibv_bind_mw(3).
+@late
+def MWBind():
+    @record
+    class MWBind(_FrozenRecord):
+        """A request to bind a window of type 1; see ibv_bind_mw(3).
 
-    :param bind_info: an MWBindInfo: what to bind it to
-    :param wr_id: any object; the completion has the same
-    :param send_flags: SendFlags
-    """
-    bind_info: MWBindInfo
-    wr_id: object = 0
-    send_flags: SendFlags | int = SendFlags.SIGNALED
+        :param bind_info: an MWBindInfo: what to bind it to
+        :param wr_id: any object; the completion has the same
+        :param send_flags: SendFlags
+        """
+        bind_info: MWBindInfo
+        wr_id: object = 0
+        send_flags: SendFlags | int = core.SendFlags.SIGNALED
+    return MWBind
 
 
 def inc_rkey(uint32_t rkey):
@@ -89,7 +99,7 @@ cdef class MW(Resource):
     cdef readonly object mw_type
     cdef readonly MR mr          # the region that it was last bound to
 
-    def __init__(self, PD pd not None, mw_type=MWType.TYPE_1):
+    def __init__(self, PD pd not None, mw_type=verbs.IBV_MW_TYPE_1):
         cdef int rc, kind = mw_type
         self.unmade()
         pd.usable()
@@ -97,7 +107,7 @@ cdef class MW(Resource):
             rc = verbs.rn_alloc_mw(pd.ptr, <verbs.ibv_mw_type>kind, &self.ptr)
         check(rc, f"ibv_alloc_mw({mw_type!r})")
         self.pd = pd
-        self.mw_type = MWType(mw_type)
+        self.mw_type = core.MWType(mw_type)
         pd.context.add_child()
         self.opened(MWS)
 

@@ -50,48 +50,50 @@ cdef class WRSession:
         if not self.qp.send_ops & verbs.rn_send_op(wr.c.opcode):
             name = getattr(wr.opcode, "name", wr.opcode)
             raise OSError(
-                EOPNOTSUPP, f"{name} is not in the send_ops_flags {SendOpsFlags(self.qp.send_ops)!r} of {self.qp!r}")
+                EOPNOTSUPP,
+                f"{name} is not in the send_ops_flags {core.SendOpsFlags(self.qp.send_ops)!r} of {self.qp!r}")
         self.requests.append(wr)
 
     def send(self, sg_list=(), *, imm_data=None, invalidate_rkey=None, **options):
         """SEND, SEND_WITH_IMM, or SEND_WITH_INV."""
         if imm_data is not None:
-            self.post(SendWR(WROpcode.SEND_WITH_IMM, sg_list, imm_data=imm_data, **options))
+            self.post(SendWR(core.WROpcode.SEND_WITH_IMM, sg_list, imm_data=imm_data, **options))
         elif invalidate_rkey is not None:
-            self.post(SendWR(WROpcode.SEND_WITH_INV, sg_list, invalidate_rkey=invalidate_rkey, **options))
+            self.post(SendWR(core.WROpcode.SEND_WITH_INV, sg_list, invalidate_rkey=invalidate_rkey, **options))
         else:
-            self.post(SendWR(WROpcode.SEND, sg_list, **options))
+            self.post(SendWR(core.WROpcode.SEND, sg_list, **options))
 
     def rdma_write(self, sg_list=(), *, remote_addr, rkey, imm_data=None, **options):
         """RDMA_WRITE, or RDMA_WRITE_WITH_IMM."""
         if imm_data is None:
-            self.post(SendWR(WROpcode.RDMA_WRITE, sg_list, remote_addr=remote_addr, rkey=rkey, **options))
+            self.post(SendWR(core.WROpcode.RDMA_WRITE, sg_list, remote_addr=remote_addr, rkey=rkey, **options))
         else:
-            self.post(SendWR(WROpcode.RDMA_WRITE_WITH_IMM, sg_list, remote_addr=remote_addr, rkey=rkey,
+            self.post(SendWR(core.WROpcode.RDMA_WRITE_WITH_IMM, sg_list, remote_addr=remote_addr, rkey=rkey,
                              imm_data=imm_data, **options))
 
     def rdma_read(self, sg_list=(), *, remote_addr, rkey, **options):
         """RDMA_READ into sg_list."""
-        self.post(SendWR(WROpcode.RDMA_READ, sg_list, remote_addr=remote_addr, rkey=rkey, **options))
+        self.post(SendWR(core.WROpcode.RDMA_READ, sg_list, remote_addr=remote_addr, rkey=rkey, **options))
 
     def atomic_cmp_swp(self, sg_list, *, remote_addr, rkey, compare, swap, **options):
         """ATOMIC_CMP_AND_SWP; sg_list receives the old 8 bytes."""
-        self.post(SendWR(WROpcode.ATOMIC_CMP_AND_SWP, sg_list, remote_addr=remote_addr, rkey=rkey,
+        self.post(SendWR(core.WROpcode.ATOMIC_CMP_AND_SWP, sg_list, remote_addr=remote_addr, rkey=rkey,
                          compare_add=compare, swap=swap, **options))
 
     def atomic_fetch_add(self, sg_list, *, remote_addr, rkey, add, **options):
         """ATOMIC_FETCH_AND_ADD; sg_list receives the old 8 bytes."""
-        self.post(SendWR(WROpcode.ATOMIC_FETCH_AND_ADD, sg_list, remote_addr=remote_addr, rkey=rkey,
+        self.post(SendWR(core.WROpcode.ATOMIC_FETCH_AND_ADD, sg_list, remote_addr=remote_addr, rkey=rkey,
                          compare_add=add, **options))
 
     def atomic_write(self, data, *, remote_addr, rkey, **options):
         """ATOMIC_WRITE of 8 bytes, to an address that is a multiple of 8."""
-        self.post(SendWR(WROpcode.ATOMIC_WRITE, (), remote_addr=remote_addr, rkey=rkey, atomic_data=data, **options))
+        self.post(SendWR(core.WROpcode.ATOMIC_WRITE, (), remote_addr=remote_addr, rkey=rkey, atomic_data=data,
+                         **options))
 
     def flush(self, *, remote_addr, rkey, length, placement=verbs.IBV_FLUSH_GLOBAL, level=verbs.IBV_FLUSH_RANGE,
               **options):
         """FLUSH: completes when earlier writes to the range have reached the level of `placement`."""
-        cdef SendWR wr = SendWR(WROpcode.FLUSH, (), remote_addr=remote_addr, rkey=rkey, **options)
+        cdef SendWR wr = SendWR(core.WROpcode.FLUSH, (), remote_addr=remote_addr, rkey=rkey, **options)
         wr.more.flush_length = length
         wr.more.flush_type = placement
         wr.more.flush_level = level
@@ -99,8 +101,8 @@ cdef class WRSession:
 
     def bind_mw(self, MW mw not None, rkey, bind_info, **options):
         """BIND_MW: bind a window of type 2 to a part of a region, with this key."""
-        self.post(SendWR(WROpcode.BIND_MW, (), mw=mw, rkey=rkey, bind_info=bind_info, **options))
+        self.post(SendWR(core.WROpcode.BIND_MW, (), mw=mw, rkey=rkey, bind_info=bind_info, **options))
 
     def local_inv(self, rkey, **options):
         """LOCAL_INV: invalidate a local key."""
-        self.post(SendWR(WROpcode.LOCAL_INV, (), invalidate_rkey=rkey, **options))
+        self.post(SendWR(core.WROpcode.LOCAL_INV, (), invalidate_rkey=rkey, **options))

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
-from rdmanet import credit
+from rdmanet import _core, credit
 from rdmanet._core import (
     CMID,
     CQ,
@@ -33,7 +33,6 @@ from rdmanet._core import (
     CMEvent,
     CMEventType,
     StreamEngine,
-    TransportType,
     stream_queue_depths,
 )
 from rdmanet.errors import ProtocolError, endpoint
@@ -173,7 +172,7 @@ class Endpoint:
         """Raise an error if the device that reaches the address must not be used beside TCP."""
         context = cm_id.context
         assert context is not None
-        if not context.library.embedded_device and context.transport_type is TransportType.IWARP:
+        if not context.library.embedded_device and context.transport_type is _core.TransportType.IWARP:
             raise OSError(
                 errno.EPROTONOSUPPORT,
                 f"device {context.name} does iWARP, whose ports are TCP's: a TCP server may be listening there",

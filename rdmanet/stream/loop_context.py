@@ -32,15 +32,14 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from rdmanet import _core
 from rdmanet._core import (
     CMID,
     QP,
-    AsyncEvent,
     CMEvent,
     CMEventChannel,
     CMEventType,
     Context,
-    EventType,
     Library,
     StreamEngine,
     process_id,
@@ -56,6 +55,7 @@ from rdmanet.verbs.device_events import EventFeed
 from rdmanet.verbs.device_log import DeviceLog
 
 if TYPE_CHECKING:
+    from rdmanet._core import AsyncEvent
     from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 
 logger = logging.getLogger("rdmanet")
@@ -94,8 +94,6 @@ class DeviceUser(Tenant, Protocol):
 
 
 _REMOVAL, _REQUEST = CMEventType.DEVICE_REMOVAL, CMEventType.CONNECT_REQUEST
-# After these a queue pair is in the error state.
-_QP_FAILURES = frozenset((EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR))
 
 _ATTRIBUTE = "_rdmanet_loop_contexts"
 _all: weakref.WeakSet[LoopContext] = weakref.WeakSet()
@@ -352,16 +350,17 @@ class LoopContext:
             self._device_event(engine, event)
 
     def _device_event(self, engine: StreamEngine, event: AsyncEvent) -> None:
+        types = _core.EventType
         kind, device = event.event_type, engine.pd.context.name
-        if kind is EventType.DEVICE_FATAL:
+        if kind is types.DEVICE_FATAL:
             self.lose_device(engine.pd.context, kind.name)
-        elif kind is EventType.CQ_ERR:
+        elif kind is types.CQ_ERR:
             if event.cq is not None:
                 engine.lose_queue(event.cq, event_error(kind.name, device, "a completion queue"))
                 for user in users_of(engine):
                     if user.qp is not None and user.qp.send_cq is event.cq:
                         user.on_connection_error(event_error(kind.name, device, "a completion queue"))
-        elif kind in _QP_FAILURES:
+        elif kind in (types.QP_FATAL, types.QP_REQ_ERR, types.QP_ACCESS_ERR):  # it is in the error state now
             # If another thread has read the event, its queue pair may have been closed meanwhile.
             if event.qp is not None and not event.qp.closed:
                 for user in users_of(engine):
@@ -369,7 +368,7 @@ class LoopContext:
                         what = f"queue pair {event.qp.qp_num:#x}"
                         user.on_connection_error(event_error(kind.name, device, what))
         elif event.port_num is not None:
-            level = logging.WARNING if kind is EventType.PORT_ERR else logging.INFO
+            level = logging.WARNING if kind is types.PORT_ERR else logging.INFO
             logger.log(level, "port %d of %s: %s", event.port_num, device, kind.name)
             for user in users_of(engine):
                 user.port_event(event)

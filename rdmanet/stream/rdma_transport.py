@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
-from rdmanet._core import MR, QP, AccessFlags, SharedRing, StreamEngine
 from rdmanet.protocol import State
 from rdmanet.stream.establish import Role
 from rdmanet.stream.lifecycle import Lifecycle
@@ -26,6 +25,7 @@ from rdmanet.stream.tls import face_of
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from rdmanet._core import MR, QP, AccessFlags, SharedRing, StreamEngine
     from rdmanet.stream.regions import Regions
     from rdmanet.stream.registered import RegisteredMemory
     from rdmanet.stream.server import ConnectRequest

@@ -18,8 +18,8 @@ import errno
 import logging
 from typing import TYPE_CHECKING, Any
 
-from rdmanet import credit
-from rdmanet._core import QP, AsyncEvent, CMEvent, WCStatus
+from rdmanet import _core, credit
+from rdmanet._core import QP, CMEvent
 from rdmanet.base import log_rate
 from rdmanet.errors import CompletionResetError, completion_error
 from rdmanet.protocol import Event, State, Told
@@ -28,6 +28,7 @@ from rdmanet.stream.connection import Failure
 from rdmanet.stream.parts import Life
 
 if TYPE_CHECKING:
+    from rdmanet._core import AsyncEvent
     from rdmanet.stream.peer_memory import Posted
 
 logger = logging.getLogger("rdmanet")
@@ -134,7 +135,7 @@ class Reports:
         if life.machine.over or life.machine.opening:
             return
         if isinstance(failure, OSError) or (
-            isinstance(failure, tuple) and failure[0] == WCStatus.WR_FLUSH_ERR
+            isinstance(failure, tuple) and failure[0] == _core.WCStatus.WR_FLUSH_ERR
         ):
             # This says only that the connection is over. The device's events may say why.
             life.loop_context.hear_device(life.connection.engine)

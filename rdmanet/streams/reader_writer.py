@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet import credit
-from rdmanet._core import MR, AccessFlags, CompiledReader, CompiledWriter
+from rdmanet._core import CompiledReader, CompiledWriter
 from rdmanet.errors import shown
 from rdmanet.stream.in_the_clear import tell_of_failure
 from rdmanet.stream.options import REVOKE_TIMEOUT_S, refuse_unbuilt
@@ -26,6 +26,7 @@ from rdmanet.transport import RdmaTransport, create_rdma_connection
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from rdmanet._core import MR, AccessFlags
     from rdmanet.stream.peer_memory import OfferedMemory
     from rdmanet.stream.registered import RegisteredMemory
     from rdmanet.transport import RdmaServer

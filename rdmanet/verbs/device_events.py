@@ -17,7 +17,11 @@ import os
 import threading
 from collections import deque
 
-from rdmanet._core import AsyncEvent, Context
+from rdmanet._core import Context
+
+TYPE_CHECKING = False  # see rdmanet/__init__.py
+if TYPE_CHECKING:
+    from rdmanet._core import AsyncEvent
 
 __all__ = ["EventFeed"]
 

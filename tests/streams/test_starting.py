@@ -5,6 +5,7 @@ need, however they end, is imported before that. A client that only says somethi
 it wants the rest, it says so.
 """
 
+import inspect
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.embedded_only("the programs talk to themselves, by the 
 
 ROOT = Path(__file__).parents[2]
 
-OTHERS = "__future__ array bisect dataclasses ipaddress resource"
+OTHERS = "__future__ bisect ipaddress resource"
 """What one echo imports beside rdmanet and asyncio. Whoever adds a module here adds its time to every start."""
 
 COMMON = """
@@ -216,6 +217,16 @@ def test_one_echo_imports_nothing_of_servers_and_of_memory() -> None:
     )
     assert not {f"rdmanet.stream.{name}" for name in rest.split()} & {*loaded}
     assert not {"rdmanet.base.accounts", "rdmanet.wire.offers", "rdmanet.verbs.device_lookup"} & {*loaded}
+
+
+def test_one_echo_makes_no_enumeration_and_no_record() -> None:
+    more = """
+    from rdmanet import _core, verbs
+    print(*("dataclasses" in sys.modules, *({*vars(_core)} & {*verbs.__all__})))
+    """
+    said = words_of_client(ONE_ECHO + inspect.cleandoc(more))
+    assert said[0] == "False"
+    assert not {"WCStatus", "WROpcode", "EventType", "AccessFlags", "QPAttr", "QPCap", "DeviceAttr"} & {*said}
 
 
 def test_what_a_client_imports_after_its_first_connection() -> None:
