@@ -13,7 +13,8 @@
 #                when this has taken so long that the loop is due to turn (engine.pxi)
 #
 # What the embedded device is handed it may execute at once, in the loop's thread: a chain has `at_once` bytes at most.
-# A block that is longer goes in pieces, as transfers.py says, of which LONG_IN_FLIGHT are posted.
+# A block that is longer goes in pieces, as transfers.py says, of which LONG_IN_FLIGHT are posted; of shorter pieces as
+# many as have that many bytes, in chains of one piece's: so not each of them wakes the loop.
 #
 # Each entry of the log (sendlog.pxi) refers to the list. It ends once: when all has been read or written, or when
 # nothing more is to be posted (`stop`, a failure) and nothing is in flight, or with the queue pair. So whoever waits
@@ -49,9 +50,10 @@ cdef class Blocks:
     """
 
     cdef block *blocks
-    cdef Py_ssize_t count, room, posted, in_flight, long_in_flight
+    cdef Py_ssize_t count, room, posted, in_flight
     cdef int opcode
     cdef uint64_t at_once, piece
+    cdef uint64_t long_in_flight    # bytes of those that are longer than at_once
     cdef uint64_t total         # bytes
     cdef bint stopped
     cdef bint beginning         # `begin` runs: what completes leaves as much room as there was before
@@ -222,7 +224,7 @@ cdef class Blocks:
         cdef verbs.ibv_send_wr *bad = NULL
         cdef _Engine engine = connection.engine
         cdef Py_ssize_t n = 0
-        cdef uint64_t bytes_in_chain = 0
+        cdef uint64_t bytes_in_chain = 0, long_in_chain = 0
         cdef block *next
         cdef int rc
         if connection.broken or connection.qp_c == NULL:
@@ -230,9 +232,12 @@ cdef class Blocks:
         while self.posted < self.count and connection.operations < OPERATIONS - KEPT_FREE:
             next = &self.blocks[self.posted]
             if next.length > self.at_once:
-                if self.long_in_flight == LONG_IN_FLIGHT:
+                if self.long_in_flight + next.length > LONG_IN_FLIGHT * self.piece:
                     break
-                self.long_in_flight += 1
+                if long_in_chain and long_in_chain + next.length > self.piece:
+                    break
+                self.long_in_flight += next.length
+                long_in_chain += next.length
             elif n and bytes_in_chain + next.length > self.at_once:
                 break
             else:
@@ -267,7 +272,8 @@ cdef class Blocks:
         """One of its requests has."""
         self.moved += length
         self.in_flight -= 1
-        self.long_in_flight -= length > self.at_once
+        if length > self.at_once:
+            self.long_in_flight -= length
         if not self.in_flight and (self.stopped or self.posted == self.count):
             self.finish()
         return 0

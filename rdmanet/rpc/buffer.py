@@ -259,6 +259,17 @@ def bytes_of(memory: Any) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
+def buffer_of(array: Any) -> Buffer | None:
+    """The Buffer whose `Buffer.array` this is: all of it, and not a part."""
+    base = array.base
+    if type(base) is type(array):  # an array of ml_dtypes is a view of that which NumPy makes of a Buffer
+        base = base.base
+    if not isinstance(base, Buffer) or base.memory is None or base.nbytes != array.nbytes:
+        return None
+    there, here = base.__array_interface__["data"], array.__array_interface__["data"]
+    return base if there[0] == here[0] else None
+
+
 def over() -> Error:
     """The error of who reads a Buffer too late."""
     return Error(

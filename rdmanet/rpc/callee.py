@@ -172,7 +172,7 @@ class Callee:
             self.link.send(Hello(MAGIC, VERSION, "", schema.digest, *most, methods, names))
         else:
             self.link.send(OutHello(MAGIC, VERSION, self._service, schema.digest, *most, methods))
-        self.link.longest = hello.message_bytes
+        self.link.hears(hello)
         self._is_greeted = True
         if self.server.keepalive is not None:
             self._keepalive = Keepalive(self.link, self.server.keepalive)

@@ -138,7 +138,7 @@ class Channel:
         self._counters = self._counters or counters_of(self.schema)
         self._stream_bytes = hello.stream_bytes
         self.service = hello.service
-        self.link.longest = hello.message_bytes
+        self.link.hears(hello)
         self.book.calls_max = min(self.limits.calls, hello.calls)
         self._handlers.clear()
         self._handlers |= {

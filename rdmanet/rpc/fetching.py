@@ -22,7 +22,7 @@ from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Lent
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.pending import Pending
-from rdmanet.rpc.reads import read_offer
+from rdmanet.rpc.reads import read_loans
 
 
 class Fetching:
@@ -62,9 +62,10 @@ class Fetching:
         try:
             with self._counted(memory.length):
                 async with asyncio.timeout_at(deadline):
-                    remote = await lending.found(self._link, memory)
+                    remotes = await lending.found_all(self._link, packed.places)
                     unpacking = method.unpack_result(packed, most)
-                    found = await fetch(loop, unpacking, functools.partial(read_offer, self._link, remote))
+                    read = functools.partial(read_loans, self._link, packed.places, remotes)
+                    found = await fetch(loop, unpacking, read)
             pending.counter.lent_bytes += memory.length
             return found
         except TimeoutError:

@@ -16,7 +16,7 @@ _AT_ONCE: Final = 2
 """How many READs of one message's arrays are under way: a device reads while memory is provided for the next one."""
 
 Read = Callable[[memoryview, int], Awaitable[None]]
-"""Fills memory from an offset of a loan."""
+"""Fills memory from a place of the message's."""
 
 
 async def gather(

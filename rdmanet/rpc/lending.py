@@ -17,13 +17,16 @@ in the message, which is also the only way over TCP and Unix sockets. The receiv
 change them.
 
 Nobody waits for a loan: the calls that have one may wait for this one. When LOANS_MOST are lent, further buffers go in
-their messages, and one that is too long for a message is refused.
+their messages, and one that is too long for a message is refused. The arrays of one message may be several loans
+(parts.py): twice as many in addition, if the peer accepts so many, of all messages together. When these are lent,
+arrays are gathered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, cast
 
@@ -40,12 +43,14 @@ from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.outgoing import Gathered, Outgoing
 from rdmanet.rpc.packing import Packed, Packing
 from rdmanet.rpc.paging import LEAST_BYTES, brought_in, filled, in_turns
+from rdmanet.rpc.parts import Places
 from rdmanet.rpc.reads import read_offer
 from rdmanet.rpc.stats import Counter
+from rdmanet.stream.bindings import Binding
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
-from rdmanet.stream.registered import RegisteredMemory
+from rdmanet.stream.regions import Regions
 
 LEND_BYTES: Final = 3 << 19
 """Measured on the embedded device: a loan costs 0.2 to 0.3 ms more than a message. At 2 MiB both take the same time, at
@@ -196,14 +201,12 @@ async def lent(link: Link, going: Outgoing | Gathered) -> AsyncIterator[Any]:
     """
     transport = cast(RdmaTransport, link.transport)
     regions = transport._regions
-    with _counted(link):
-        binding = None
+    with _counted(link, going.lend_apart(link.parts_left)):
         await going.settle(link.loop)
-        memory: Any = going.memory if going.buffer is None else going.buffer.registered(RegisteredMemory)
+        bindings: list[Binding] = []
         try:
             try:
-                binding = regions.bind(memory, AccessFlags.REMOTE_READ, REVOKE_TIMEOUT_S)
-                region = await regions.announced(binding)
+                offers = await _offered(link, regions, going.memories(), bindings)
             except OSError as exc:
                 if isinstance(exc, ConnectionError) or transport.is_closing():
                     raise link.lost_error() from exc
@@ -212,31 +215,49 @@ async def lent(link: Link, going: Outgoing | Gathered) -> AsyncIterator[Any]:
                         Code.RESOURCE_EXHAUSTED, f"the peer does not let go of memory: {exc}"
                     ) from exc
                 raise
-            yield going.item(Lent(region.id, going.nbytes))
+            yield going.item(going.loan(offers))
         finally:
-            if binding is not None and regions.take_back(binding, RETURN_S):
-                if going.returned:
+            bindings = [binding for binding in bindings if regions.take_back(binding, RETURN_S)]
+            if going.returned:
+                for binding in bindings:
                     binding.acknowledged()  # the peer's word for the number comes later
-                await until_done(binding.over)
+            await until_done(*(binding.over for binding in bindings))
+
+
+async def _offered(link: Link, regions: Regions, memories: list[Any], bindings: list[Binding]) -> list[int]:
+    """Put these on offer; their numbers. The bindings that are begun are added, and are to be taken back."""
+
+    def bind(memory: Any) -> None:
+        bindings.append(regions.bind(memory, AccessFlags.REMOTE_READ, REVOKE_TIMEOUT_S))
+
+    if len(memories) == 1:
+        bind(memories[0])
+    else:
+        await in_turns(link.loop, [functools.partial(bind, memory) for memory in memories])
+    return [(await regions.announced(binding, most=link.offers_most)).id for binding in bindings]
 
 
 @contextlib.contextmanager
-def _counted(link: Link) -> Iterator[None]:
+def _counted(link: Link, more: int) -> Iterator[None]:
+    """This is lent, and takes so many loans more than one."""
     link.loans_left -= 1
+    link.parts_left -= more
     try:
         yield
     finally:
         link.loans_left += 1
+        link.parts_left += more
 
 
-async def until_done(future: asyncio.Future[Any]) -> None:
-    """Wait for a future that is done soon. Cancelling this takes effect then."""
+async def until_done(*futures: asyncio.Future[Any]) -> None:
+    """Wait for futures that are done soon. Cancelling this takes effect then."""
     cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
+    for future in futures:
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as exc:
+                cancelled = exc
     try:
         if cancelled is not None:
             raise cancelled
@@ -280,9 +301,20 @@ async def found(link: Link, loan: Lent) -> OfferedMemory:
 
     :raises Error: INVALID_ARGUMENT if it is not, or if nothing can be lent on this connection; as for `Link.offered`
     """
-    remote = await link.offered(loan.offer)
-    if loan.length > remote.length:
-        text = f"the peer lends {loan.length} bytes, and has only {remote.length} on offer"
+    return await _found(link, loan.offer, loan.length)
+
+
+async def found_all(link: Link, places: Places) -> list[OfferedMemory]:
+    """The same for the memory of arrays, of which there may be parts."""
+    return [
+        await _found(link, offer, length) for offer, length in zip(places.offers, places.lengths, strict=True)
+    ]
+
+
+async def _found(link: Link, offer: int, length: int) -> OfferedMemory:
+    remote = await link.offered(offer)
+    if length > remote.length:
+        text = f"the peer lends {length} bytes, and has only {remote.length} on offer"
         raise Error(Code.INVALID_ARGUMENT, text)
     return remote
 

@@ -32,14 +32,14 @@ from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.framing import HEADER_BYTES
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
 from rdmanet.rpc.long_writes import LongWrites
-from rdmanet.rpc.messages import Ping, Pong, parts_of
+from rdmanet.rpc.messages import Hello, Ping, Pong, parts_of
 from rdmanet.rpc.messenger import TURN_COST, Handlers, Messenger
 from rdmanet.rpc.paging import LEAST_BYTES
 from rdmanet.rpc.reads import Reads
 from rdmanet.rpc.turns import Rounds
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
-from rdmanet.wire.offers import ALIVE_MAX
+from rdmanet.wire.offers import ACCEPTED_MAX, ALIVE_MAX
 
 HOST_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 """The same times as over RDMA, in seconds and as a number."""
@@ -68,6 +68,8 @@ class Link(Messenger, asyncio.Protocol):
         there is no memory for it
     :ivar closed: done when the connection is gone
     :ivar loans_left: how many more buffers can be lent now
+    :ivar parts_left: how many more arrays of theirs where they lie (parts.py)
+    :ivar offers_most: how many offers the peer accepts
     :ivar paused: whether the transport wants no more for now
     :ivar asked: the token of the last Ping
     :ivar inners: the connections within this one; None if there was none yet
@@ -93,6 +95,8 @@ class Link(Messenger, asyncio.Protocol):
         self._long = LongWrites(loop, self._long_has_ended)
         self._close_timer: asyncio.TimerHandle | None = None
         self.loans_left = LOANS_MOST
+        self.parts_left = 0
+        self.offers_most = ALIVE_MAX
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}
@@ -104,6 +108,12 @@ class Link(Messenger, asyncio.Protocol):
         if self._rounds is None:
             self._rounds = Rounds(self.loop, TURN_COST)
         return self._rounds
+
+    def hears(self, hello: Hello) -> None:
+        """The peer has said what it accepts."""
+        self.longest = hello.message_bytes
+        self.offers_most = max(ALIVE_MAX, min(hello.offers, ACCEPTED_MAX))
+        self.parts_left = max(0, self.offers_most // 2 - LOANS_MOST)
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -261,7 +271,7 @@ class Link(Messenger, asyncio.Protocol):
     @property
     def moved(self) -> int:
         """How many bytes have come by long READs of the peer's memory, or a number that does not change."""
-        return cast(RdmaTransport, self.transport)._regions.transfers.moved if self.lends else 0
+        return cast(RdmaTransport, self.transport)._regions.moved if self.lends else 0
 
     def region_offered(self, remote: OfferedMemory) -> None:
         self._offers[remote.id] = remote

@@ -21,6 +21,7 @@ from msgspec import Meta, Raw
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.framing import HEADER_BYTES, Frames
+from rdmanet.wire.offers import ACCEPTED_MAX
 
 VERSION: Final = 1
 MAGIC: Final = "rdmanet.rpc"
@@ -57,6 +58,27 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
     length: U53
 
 
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """A part of the memory of a message's arrays: that of one array, or of several that follow each other.
+
+    The parts of an offer follow each other there, from its beginning.
+    """
+
+    place: U53
+    """Where it begins in the memory."""
+    length: U53
+    offer: U32
+
+
+PARTS_MOST: Final = 1024
+
+
+class Parts(Lent, array_like=True, frozen=True):
+    """The memory of arrays on loan. With `parts` it is these, in this order, and `offer` says nothing."""
+
+    parts: Annotated[list[Part], Meta(min_length=1, max_length=PARTS_MOST)] | None = None
+
+
 class Hello(_Message, tag=0):
     """The first message in each direction: who speaks, and what the other side has to keep to."""
 
@@ -72,6 +94,8 @@ class Hello(_Message, tag=0):
     """From the server: its schema, if the digests differ."""
     services: Annotated[list[_Name], Meta(max_length=NAMES_MOST)] | None = None
     """From a server that does not have the service: the names of those that it has, as many as it likes to tell."""
+    offers: U32 = 0
+    """How many offers the sender accepts at a time, if it knows `Parts`."""
 
 
 class Call(_Message, tag=1):
@@ -85,7 +109,7 @@ class Call(_Message, tag=1):
     arguments: Raw
     metadata: Raw = NIL
     """A map from names to texts or bytes."""
-    memory: memoryview | Lent | None = None
+    memory: memoryview | Parts | None = None
     """That of arrays inside of the arguments, or the loan of it; see `Placed`."""
     asks: bool = False
     """The caller takes Initial, and metadata with the answer."""
@@ -98,7 +122,7 @@ class Reply(_Message, tag=2):
     result: Raw
     returned: bool = False
     """The callee reads nothing of the call's arguments on loan any more, and will not."""
-    memory: memoryview | Lent | None = None
+    memory: memoryview | Parts | None = None
     metadata: Raw = NIL
     """What the method says beside its result, as that of a Call."""
 
@@ -246,6 +270,8 @@ class OutHello(_Message, tag=0):
     calls: int
     stream_bytes: int
     methods: Raw = NIL
+    services: None = None
+    offers: int = ACCEPTED_MAX
 
 
 class OutCall(_Message, tag=1):

@@ -3,8 +3,8 @@
 Theory
 ------
 The bytes of a message's buffers and arrays stay where they are until they are lent, or sent. Some have to be copied
-before (`settle`): what is not contiguous, arrays of which several are one memory, and results that the service may
-change (snapshot.py). A copy is made in pieces, between which the loop goes on.
+before (`settle`): what is not contiguous, short arrays of which several are one memory (parts.py), and results that the
+service may change (snapshot.py). A copy is made in pieces, between which the loop goes on.
 
 Long memory in a message is not copied into it, but written from where it is (messages.Apart), and that may take longer
 than the call. So it has to be settled for good: of an argument, which is the caller's again when its call ends, and of
@@ -14,18 +14,21 @@ an rpc.Buffer there is a copy, too.
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any, Self
 
 from rdmanet._core import unfilled
 from rdmanet.rpc import snapshot
 from rdmanet.rpc.array_types import ArrayType
-from rdmanet.rpc.buffer import Buffer, bytes_of, check_plain
+from rdmanet.rpc.buffer import Buffer, buffer_of, bytes_of, check_plain
 from rdmanet.rpc.copies import Steps, done, of_array, of_bytes
 from rdmanet.rpc.gathering import gather
 from rdmanet.rpc.item_types import item_type
-from rdmanet.rpc.messages import Array
+from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.packing import Packing
 from rdmanet.rpc.paging import LEAST_BYTES
+from rdmanet.rpc.parts import Layout
+from rdmanet.stream.registered import RegisteredMemory
 
 
 class Outgoing:
@@ -55,7 +58,7 @@ class Outgoing:
             self.nbytes = array.nbytes
             self.buffer = self.memory = None
             if array.flags.c_contiguous:
-                self.memory, self.buffer = bytes_of(array), _buffer_of(array)
+                self.memory, self.buffer = bytes_of(array), buffer_of(array)
             elif array.nbytes < LEAST_BYTES:
                 self.memory = memoryview(unfilled(array.nbytes))
                 done(of_array(self.memory, array))
@@ -85,6 +88,18 @@ class Outgoing:
             self.memory = await gather(loop, self.nbytes, self._copies, not self.is_settled)
             self.is_settled = self.is_constant = True
 
+    def lend_apart(self, most: int) -> int:
+        """How many loans more than one it takes."""
+        return 0
+
+    def memories(self) -> list[Any]:
+        """What is to be lent."""
+        return [self.memory if self.buffer is None else self.buffer.registered(RegisteredMemory)]
+
+    def loan(self, offers: list[int]) -> Lent:
+        """What the message says of it, when it is on offer."""
+        return Lent(offers[0], self.nbytes)
+
     def _copies(self, memory: memoryview, piece_bytes: int) -> Steps:
         if self._array is not None:
             return of_array(memory, self._array, piece_bytes)
@@ -103,7 +118,17 @@ class Gathered:
     :param is_result: of a method, which may change them later. Else they are the caller's, who does not
     """
 
-    __slots__ = ("buffer", "is_constant", "memory", "nbytes", "returned", "_is_result", "_packing")
+    __slots__ = (
+        "buffer",
+        "is_constant",
+        "memory",
+        "nbytes",
+        "returned",
+        "_is_result",
+        "_layout",
+        "_lying",
+        "_packing",
+    )
 
     memory: memoryview | None
 
@@ -115,33 +140,57 @@ class Gathered:
         self._packing: Packing | None = packing
         self.nbytes = packing.nbytes
         self.memory = None  # until it is settled
+        self._layout: Layout | None = None
+        self._lying: list[Any] = []  # what is lent where it lies
+
+    def lend_apart(self, most: int) -> int:
+        """Have long arrays lent where they lie, at most so many. Returns how many loans more than one that takes."""
+        packing = self._packing
+        assert packing is not None
+        if packing.whole is None or not (self.is_constant or not self._is_result):
+            self._layout = packing.apart(most, self._is_result)
+        if self._layout is None:
+            return 0
+        for number in self._layout.apart:
+            buffer = packing.buffer_of(number)
+            lies = packing.bytes_of(number) if buffer is None else buffer.registered(RegisteredMemory)
+            self._lying.append(lies)
+        return len(self._lying) - (0 if self._layout.gathered else 1)
+
+    def memories(self) -> list[Any]:
+        """What is to be lent."""
+        return self._lying if self.memory is None else [self.memory, *self._lying]
+
+    def loan(self, offers: list[int]) -> Lent:
+        """What the message says of it, when it is on offer."""
+        return (
+            Lent(offers[0], self.nbytes) if self._layout is None else self._layout.said(offers, self.nbytes)
+        )
 
     async def settle(self, loop: asyncio.AbstractEventLoop, for_good: bool = False) -> None:
         """Gather it. From now on nobody changes it."""
         packing, self._packing = self._packing, None
         if packing is None:
             return
+        if (layout := self._layout) is not None:
+            if layout.gathered:
+                copies = functools.partial(packing.copies, layout=layout)
+                self.memory = await gather(loop, layout.gathered_bytes, copies, self._may_change)
+            return
         if self.is_constant or not (self._is_result or for_good):
             self.memory = packing.whole
         if self.memory is None:
-            may_change = self._is_result and not self.is_constant
-            self.memory = await gather(loop, self.nbytes, packing.copies, may_change)
+            self.memory = await gather(loop, self.nbytes, packing.copies, self._may_change)
             self.is_constant = True
+
+    @property
+    def _may_change(self) -> bool:
+        """Whether the service may, while it is gathered."""
+        return self._is_result and not self.is_constant
 
     def item(self, data: Any) -> Any:
         """What is in the message for it."""
         return data
-
-
-def _buffer_of(array: Any) -> Buffer | None:
-    """The Buffer whose `Buffer.array` this is: all of it, and not a part."""
-    base = array.base
-    if type(base) is type(array):  # an array of ml_dtypes is a view of that which NumPy makes of a Buffer
-        base = base.base
-    if not isinstance(base, Buffer) or base.memory is None or base.nbytes != array.nbytes:
-        return None
-    there, here = base.__array_interface__["data"], array.__array_interface__["data"]
-    return base if there[0] == here[0] else None
 
 
 def memory_of(value: Any, what: str) -> memoryview:

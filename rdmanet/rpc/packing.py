@@ -4,12 +4,12 @@ Theory
 ------
 All arrays inside of a message's arguments, of its result or of its item have their bytes in one place, the memory of
 the message, one behind the other. The value itself has for each the type of its items, its shape, and where its bytes
-begin (messages.Placed). The memory is in the message, or on loan: however many arrays there are, a message has one
-loan. So a dictionary of two hundred arrays costs what one array costs.
+begin (messages.Placed). The memory is in the message, or on loan: long arrays where they lie, and the others gathered,
+in one loan (parts.py). So a dictionary of two hundred arrays costs little more than one array of that size.
 
     the sender      `Packing` encodes the value; msgspec calls it for each array, which gets the next place. Then the
-                    bytes are gathered: straight from the arrays, also from those that are not contiguous. Of a single
-                    array, which is, nothing is copied
+                    bytes are gathered: straight from the arrays, also from those that are not contiguous. What is lent
+                    where it lies is not copied
     the receiver    `Unpacking` decodes the value. msgspec calls it for each array, which is checked, and gets memory of
                     its own. Then the bytes are copied, or read by RDMA, into that memory
 
@@ -32,14 +32,13 @@ import msgspec
 from rdmanet._core import REUSED_BYTES, unfilled
 from rdmanet.errors import shown
 from rdmanet.rpc.array_types import ArrayType, declared, taken
-from rdmanet.rpc.buffer import bytes_of
+from rdmanet.rpc.buffer import Buffer, buffer_of, bytes_of
 from rdmanet.rpc.copies import PIECE_BYTES, Steps, done, of_array, of_bytes
 from rdmanet.rpc.item_types import check_texts, has_texts, text_checks
 from rdmanet.rpc.messages import Lent, Placed
+from rdmanet.rpc.parts import ALIGN, PART_LEAST, Layout, Places
 from rdmanet.rpc.snapshot import is_settled
 
-_ALIGN: Final = 16
-"""No item of NumPy wants more."""
 _SHARING_BYTES: Final = 128 << 10
 """Arrays of so many bytes share memory with others, which is read in one go and reused: new memory takes longer than to
 copy into it. Shorter ones are copied out of it."""
@@ -53,7 +52,7 @@ class Packed:
     :ivar nbytes: how many bytes of a message they are
     """
 
-    __slots__ = ("memory", "nbytes", "raw")
+    __slots__ = ("_places", "memory", "nbytes", "raw")
 
     def __init__(self, raw: Any, memory: memoryview | Lent) -> None:
         self.raw = (
@@ -61,6 +60,7 @@ class Packed:
         )  # it waits, and would keep all that came with it
         self.memory = memory
         self.nbytes = len(raw) + (memory.nbytes if isinstance(memory, memoryview) else 0)
+        self._places: Places | None = None
 
     def __len__(self) -> int:
         return self.nbytes
@@ -69,6 +69,16 @@ class Packed:
     def memory_bytes(self) -> int:
         """How long the memory is, wherever it is."""
         return self.memory.nbytes if isinstance(self.memory, memoryview) else self.memory.length
+
+    @property
+    def places(self) -> Places:
+        """Where it is.
+
+        :raises ValueError: it has come in parts that cannot be
+        """
+        if self._places is None:
+            self._places = Places(self.memory)
+        return self._places
 
 
 # ---- The sender ------------------------------------------------------------------------------------------------
@@ -97,7 +107,7 @@ class Packing:
         array, items = taken(value, self._what)
         offset = self.nbytes
         if array.nbytes:
-            offset = -(-offset // _ALIGN) * _ALIGN
+            offset = -(-offset // ALIGN) * ALIGN
             self._arrays.append(array)
             self._offsets.append(offset)
             self.nbytes = offset + array.nbytes
@@ -121,15 +131,47 @@ class Packing:
             done(self.copies(memory))
         return memory
 
-    def copies(self, memory: memoryview, piece_bytes: int = PIECE_BYTES) -> Steps:
-        """What gathers the bytes into this memory, in pieces."""
+    def copies(
+        self, memory: memoryview, piece_bytes: int = PIECE_BYTES, layout: Layout | None = None
+    ) -> Steps:
+        """What gathers the bytes into this memory, in pieces: all of them, or those that a layout has gathered."""
         copies: Steps = []
         end = 0
-        for offset, array in zip(self._offsets, self._arrays, strict=True):
+        for number, offset in enumerate(self._offsets) if layout is None else layout.gathered:
+            array = self._arrays[number]
             memory[end:offset] = bytes(offset - end)  # it may have had what the peer is not to know
             end = offset + array.nbytes
             copies += of_array(memory[offset:end], array, piece_bytes)
+        memory[end:] = bytes(memory.nbytes - end)
         return copies
+
+    def apart(self, most: int, is_result: bool) -> Layout | None:
+        """How it is lent in parts, of which at most so many are arrays; None if that would be no better.
+
+        :param is_result: the service may change the arrays, but for those that are settled
+        """
+        if most <= 0 or self.nbytes < PART_LEAST:
+            return None
+        lengths = [array.nbytes if array.flags.c_contiguous else 0 for array in self._arrays]
+        longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:most]
+        apart = {number for number in longest if lengths[number] >= PART_LEAST}
+        if is_result:
+            apart = {number for number in apart if self._is_lendable(number)}
+        if not apart:
+            return None
+        nbytes = [array.nbytes for array in self._arrays]
+        return Layout(list(zip(self._offsets, nbytes, strict=True)), self.nbytes, apart)
+
+    def _is_lendable(self, number: int) -> bool:
+        return is_settled(self._arrays, number) or self.buffer_of(number) is not None
+
+    def buffer_of(self, number: int) -> Buffer | None:
+        """The Buffer whose memory this array is."""
+        return buffer_of(self._arrays[number])
+
+    def bytes_of(self, number: int) -> memoryview:
+        """The bytes of an array, which is contiguous."""
+        return bytes_of(self._arrays[number])
 
 
 # ---- The receiver ----------------------------------------------------------------------------------------------
@@ -193,11 +235,13 @@ class Unpacking:
     :ivar packed: what has come
     :ivar value: it, when it was decoded
     :ivar blocks: the memory of its arrays, which is to be filled
+    :raises ValueError: it has come in parts that cannot be
     """
 
     def __init__(self, packed: Packed) -> None:
         self.value: Any = None
         self.packed = packed
+        self._places = packed.places
         self._nbytes = packed.memory_bytes
         self._end = 0  # of the last array
         self.blocks: list[Block] = []
@@ -242,8 +286,9 @@ class Unpacking:
     def _memory_for(self, type_: ArrayType, placed: Placed, place: int, nbytes: int) -> Any:
         if nbytes == 0:
             return type_.empty(placed)
+        self._places.check(place, nbytes)
         block = self.blocks[-1] if self.blocks and self.blocks[-1].has_room(place, nbytes) else None
-        is_aligned = block is None or (place - block.start) % _ALIGN == 0
+        is_aligned = block is None or (place - block.start) % ALIGN == 0
         if nbytes < _SHARING_BYTES or (nbytes <= REUSED_BYTES and not is_aligned):
             if block is None or block.copied_bytes + nbytes > REUSED_BYTES:
                 block = self._block(place, REUSED_BYTES)

@@ -7,7 +7,8 @@ device has completed it. That may take for ever where the peer's process has to 
 cannot map the peer's memory: a peer that is stopped, or wants it so, would keep that memory, and the call, too, if that
 has no deadline. Nothing but the end of the connection ends such a READ. So a connection looks every `seconds`. If a
 loan was being read at the last look, and is still, and meanwhile no READ has ended and no piece of a long one has come
-(transfers.py), it looks once more after a tenth of that: this side's own loop may have been busy. Then it ends.
+(transfers.py, blocks.py), it looks once more after a tenth of that: this side's own loop may have been busy. Then it
+ends.
 
 One timer a connection, while it reads, and until the look after that.
 """
@@ -17,12 +18,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, Protocol
 
 from rdmanet.errors import RegionRevokedError
 from rdmanet.rpc.buffer import over
 from rdmanet.rpc.errors import Code, Error
-from rdmanet.stream.peer_memory import OfferedMemory
+from rdmanet.rpc.parts import Places
+from rdmanet.stream.peer_memory import OfferedMemory, Part, read_parts
 
 LATE_PART: Final = 0.1
 
@@ -30,7 +33,7 @@ LATE_PART: Final = 0.1
 class Owner(Protocol):
     """What is needed of the link.
 
-    :ivar moved: bytes that have come by long READs
+    :ivar moved: bytes that have come by long READs, and by those of parts
     """
 
     loop: asyncio.AbstractEventLoop
@@ -65,17 +68,24 @@ class Reads:
 
         :raises OSError: as for `OfferedMemory.read_into`
         """
-        self._read.add(remote)
+        await self._watched((remote,), remote.read_into(memory, offset))
+
+    async def read_parts(self, parts: Sequence[Part], memory: Any) -> None:
+        """The same for parts of loans, which are one operation."""
+        await self._watched([part.remote for part in parts], read_parts(parts, memory))
+
+    async def _watched(self, remotes: Sequence[OfferedMemory], reading: Awaitable[Any]) -> None:
+        self._read.update(remotes)
         if self._timer is None:
             self._look_in(self._seconds)
         try:
-            await remote.read_into(memory, offset)
+            await reading
         except asyncio.CancelledError:
             raise  # what the device has begun goes on
         except BaseException:
-            self._has_ended(remote)
+            self._has_ended(remotes)
             raise
-        self._has_ended(remote)
+        self._has_ended(remotes)
 
     def stop(self) -> None:
         """The connection is over."""
@@ -85,10 +95,9 @@ class Reads:
         self._read.clear()
         self._before.clear()
 
-    def _has_ended(self, remote: OfferedMemory) -> None:
+    def _has_ended(self, remotes: Sequence[OfferedMemory]) -> None:
         self._ended += 1
-        if not remote.is_used:
-            self._read.discard(remote)
+        self._read.difference_update(remote for remote in remotes if not remote.is_used)
 
     def _look_in(self, seconds: float) -> None:
         if not self._link.is_over and seconds < math.inf:
@@ -123,8 +132,30 @@ async def read_offer(link: Reader, remote: OfferedMemory, memory: Any, offset: i
 
     :raises Error: FAILED_PRECONDITION if it was revoked, UNAVAILABLE if the connection is lost
     """
+    await _done(link, link.reads.read(remote, memory, offset))
+
+
+async def read_loans(
+    link: Reader, places: Places, remotes: Sequence[OfferedMemory], memory: memoryview, place: int
+) -> None:
+    """Fill memory from a place of a message's memory, which is on loan, perhaps in parts.
+
+    :param remotes: the offers, in the order of `Places.offers`
+    :raises Error: as for `read_offer`
+    """
+    runs = [run for run in places.runs(place, place + memory.nbytes) if run.end > run.place]
+    if len(runs) == 1 and runs[0].end - place == memory.nbytes:
+        await read_offer(link, remotes[runs[0].number], memory, runs[0].offset)
+    elif runs:
+        parts = [
+            Part(remotes[run.number], run.offset, run.place - place, run.end - run.place) for run in runs
+        ]
+        await _done(link, link.reads.read_parts(parts, memory))
+
+
+async def _done(link: Reader, reading: Awaitable[None]) -> None:
     try:
-        await link.reads.read(remote, memory, offset)
+        await reading
     except RegionRevokedError as exc:
         if link.is_over or link.transport.is_closing():  # which takes all offers back
             raise link.lost_error() from exc

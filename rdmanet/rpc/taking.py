@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer, over
@@ -18,10 +19,11 @@ from rdmanet.rpc.lending import Loan, fetched, here, loan_of
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.packing import Packed
-from rdmanet.rpc.reads import read_offer
+from rdmanet.rpc.reads import read_loans
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Share
-from rdmanet.stream.peer_memory import OfferedMemory
+
+_T = TypeVar("_T")
 
 
 async def take(
@@ -47,7 +49,7 @@ async def take(
                 raise over()
             if type_ is not Buffer:
                 share.hold_lent(running, loan.length, "arguments")
-            running.borrowed.append(await _found(link, loan, share.limits.lent_seconds))
+            running.borrowed.append(await _in_time(lending.found(link, loan), share.limits.lent_seconds))
             if type_ is Buffer:  # the method may take memory for all of it
                 found[index] = Buffer.of(Loan(link, loan), loan.length)
             else:
@@ -70,20 +72,22 @@ async def unpack(link: Link, share: Share, running: Running, packed: Packed) -> 
         if running.call.is_over:  # an interceptor has answered, and goes on
             raise over()
         share.hold_lent(running, memory.length, "arguments")
-        remote = await _found(link, memory, share.limits.lent_seconds)
-        running.borrowed.append(remote)
+        remotes = await _in_time(lending.found_all(link, packed.places), share.limits.lent_seconds)
+        running.borrowed.extend(remotes)
         unpacking = method.unpack_arguments(packed)
-        arguments = await fetch(link.loop, unpacking, functools.partial(read_offer, link, remote))
+        arguments = await fetch(
+            link.loop, unpacking, functools.partial(read_loans, link, packed.places, remotes)
+        )
         running.counter.lent_bytes += memory.length
         return arguments  # type: ignore[no-any-return]
     except ValueError as exc:
         raise method.wrong_argument(exc) from None
 
 
-async def _found(link: Link, loan: Lent, seconds: float) -> OfferedMemory:
+async def _in_time(finding: Awaitable[_T], seconds: float) -> _T:
     try:
         async with asyncio.timeout(seconds):
-            return await lending.found(link, loan)
+            return await finding
     except TimeoutError:
         text = f"the caller has not offered the memory of an argument for {seconds} s: the limit lent_seconds"
         raise Error(Code.DEADLINE_EXCEEDED, text) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsIndex, TypeVar
 
 from rdmanet.base import bodies  # noqa: F401  so that whoever has this module has all that imports msgspec
 from rdmanet.errors import RegionRevokedError, shown
@@ -19,7 +19,7 @@ from rdmanet.wire.offers import RemoteRegion
 from rdmanet.wire.remote import RemoteMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from _typeshed import ReadableBuffer
 
@@ -51,6 +51,8 @@ class _Operator(Protocol):
         swap: int = 0,
     ) -> Coroutine[Any, Any, None]: ...
 
+    def read_parts(self, parts: Sequence[Part], buffer: Any) -> Coroutine[Any, Any, None]: ...
+
     def operate_on_rows(
         self, remote: OfferedMemory, opcode: int, row_bytes: int, indices: Any, buffer: Any
     ) -> Coroutine[Any, Any, None]: ...
@@ -77,6 +79,25 @@ class Posted(Protocol):
 
     def failure(self, status: int, vendor_err: int, qp_num: int) -> OSError:
         """The exception for its completion, which failed."""
+
+
+class Part(NamedTuple):
+    """A part of an offer, and where it goes."""
+
+    remote: OfferedMemory
+    offset: int
+    here: int
+    length: int
+
+
+async def read_parts(parts: Sequence[Part], into: Any) -> None:
+    """RDMA READ parts of offers of one connection into one memory, as one operation.
+
+    :raises OSError: as for `OfferedMemory.read_into`
+    """
+    for part in parts:
+        part.remote.check("read_parts", _REMOTE_READ, part.offset, part.length)
+    await parts[0].remote._operator.read_parts(parts, into)
 
 
 class OfferedMemory(RemoteMemory, frozen=True, eq=False):

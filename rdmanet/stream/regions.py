@@ -17,25 +17,27 @@ import contextlib
 import errno
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet import credit, errors
-from rdmanet._core import MR, SGE, AccessFlags, AtomicCap, Blocks, Operation, Registration
+from rdmanet._core import MR, AccessFlags, AtomicCap, Blocks, Operation
 from rdmanet.stream.bindings import Binding, HeldOffer, State, check_offerable, patience, region_of, rights_of
 from rdmanet.stream.blocks import Lists, new_list
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.stream.transfers import AT_ONCE_BYTES, Transfer, Transfers
+from rdmanet.stream.uses import Use
 from rdmanet.wire.offers import Offers, RemoteRegion
 
 if TYPE_CHECKING:
     from rdmanet._core import StreamEngine
     from rdmanet.stream.connection import Connection
     from rdmanet.stream.loop_context import LoopContext
-    from rdmanet.stream.peer_memory import OfferedMemory, Posted
+    from rdmanet.stream.peer_memory import OfferedMemory, Part, Posted
 
 
 _CELLS_KEPT = 16
+_RDMA_READ = 4  # enum ibv_wr_opcode
 _E = TypeVar("_E", bound=OSError)
 
 
@@ -89,6 +91,8 @@ class Regions:
         self._waiting: deque[Posted] = deque()
         self.transfers = Transfers(connection)
         self._lists = Lists(connection)
+        self._reading: set[Blocks] = set()  # lists of `read_parts`
+        self._read = 0  # bytes, by those that have ended
 
     @property
     def engine(self) -> StreamEngine:
@@ -139,18 +143,21 @@ class Regions:
         binding.begin(patience_s)
         return binding
 
-    async def announced(self, binding: Binding, name: str = "") -> credit.Region:
-        """Wait for the key, and tell the peer of it. Whatever happens, `take_back` the binding then."""
+    async def announced(self, binding: Binding, name: str = "", most: int | None = None) -> credit.Region:
+        """Wait for the key, and tell the peer of it. Whatever happens, `take_back` the binding then.
+
+        :param most: as for `Offers.offer`
+        """
         await binding.granted
         if binding.state is State.OVER:  # the connection has ended since
             raise self.name_peer(ConnectionResetError(errno.ECONNRESET, "the connection was closed"))
-        return self.announce(binding, name)
+        return self.announce(binding, name, most)
 
-    def announce(self, binding: Binding, name: str = "") -> credit.Region:
+    def announce(self, binding: Binding, name: str = "", most: int | None = None) -> credit.Region:
         """Tell the peer of a key that is granted."""
         key, part = binding.granted.result(), binding.part
         try:
-            region = self._offers.offer(part.address, part.length, key, binding.rights, name)
+            region = self._offers.offer(part.address, part.length, key, binding.rights, name, most)
         except ConnectionResetError as exc:
             self.name_peer(exc)
             raise
@@ -255,7 +262,7 @@ class Regions:
 
         If this is cancelled, what is posted goes on, and keeps its buffer until it has ended.
         """
-        use = _Use(self, remote._region)
+        use = Use(self, remote._region)
         try:
             length = use.register(buffer)
             address, rkey, future = remote.address + offset, remote.rkey, self._loop.create_future()
@@ -288,7 +295,7 @@ class Regions:
         self, remote: OfferedMemory, opcode: int, row_bytes: int, indices: Any, buffer: Any
     ) -> None:
         """The same on the rows of a region that `indices` name (numbers_of), in one list; see OfferedMemory."""
-        use = _Use(self, remote._region)
+        use = Use(self, remote._region)
         blocks = new_list(self._loop.create_future(), opcode)
         try:
             use.register(buffer)
@@ -306,6 +313,36 @@ class Regions:
         except asyncio.CancelledError:
             blocks.stop()
             raise
+
+    async def read_parts(self, parts: Sequence[Part], buffer: Any) -> None:
+        """READ parts of the peer's regions, in one list; see `peer_memory.read_parts`."""
+        use = Use(self, *{part.remote._region for part in parts})
+        blocks = new_list(self._loop.create_future(), _RDMA_READ)
+        try:
+            use.register(buffer)
+            use.add_parts(blocks, parts)
+        except BaseException as exc:
+            use.close()
+            if isinstance(exc, OSError):
+                self.name_peer(exc)
+            raise
+        blocks.close_after(use)
+        future = blocks.future
+        self._reading.add(blocks)
+        self.begin_list(blocks)
+        try:
+            await future
+        except asyncio.CancelledError:
+            blocks.stop()
+            raise
+        finally:
+            self._reading.discard(blocks)
+            self._read += blocks.moved
+
+    @property
+    def moved(self) -> int:
+        """How many bytes long operations and `read_parts` have moved; of a cancelled one, until then."""
+        return self.transfers.moved + self._read + sum(blocks.moved for blocks in self._reading)
 
     def begin_at_once(self, blocks: Blocks) -> bool:
         """Read or write what of a list can be at once: see `Blocks.begin`. If False, `begin_list` goes on."""
@@ -433,43 +470,3 @@ class Regions:
         if self._owner is not None:
             self._peer = self._owner.facts.get("peername")
         self._owner = None
-
-
-class _Use:
-    """What an operation has until it ends: a part in the peer's region, and its own memory registered."""
-
-    __slots__ = ("_region", "_regions", "_registration", "_view")
-
-    def __init__(self, regions: Regions, region: RemoteRegion) -> None:
-        self._regions = regions
-        self._region = region
-        self._view: memoryview | None = None  # holds the memory
-        self._registration: Registration | None = None
-        regions.begin_use(region)
-
-    def register(self, buffer: Any) -> int:
-        """Register a buffer; returns its length in bytes."""
-        view = self._view = memoryview(buffer).cast("B")
-        if length := len(view):
-            self._registration = self._regions.engine.registrations.take(buffer, view)
-        return length
-
-    def part(self, offset: int, length: int) -> SGE:
-        """A part of it, as a request names it."""
-        assert self._view is not None and self._registration is not None
-        return SGE(self._view, offset, length, lkey=self._registration.lkey)
-
-    def add_rows(self, blocks: Blocks, remote: OfferedMemory, row_bytes: int, indices: Any) -> None:
-        """Add the rows of the peer's region that `indices` name, and those here that they are for."""
-        assert self._view is not None and self._registration is not None
-        lkey, rows = self._registration.lkey, remote.length // row_bytes
-        blocks.add_rows(self._view, lkey, remote.address, remote.rkey, row_bytes, rows, indices)
-
-    def close(self) -> None:
-        registration, self._registration = self._registration, None
-        try:
-            if registration is not None:
-                registration.close()
-        finally:
-            self._view = None
-            self._regions.end_use(self._region)

@@ -3,8 +3,8 @@
 A protocol is told of an offer by ``region_offered()``, at once, and may drop it. A stream waits to be asked. So its
 protocol puts offers into an ``OfferQueue``, and the program takes them out, each once, the oldest first.
 
-What nobody takes is bounded without a limit of its own. A peer can have 256 offers at a time (offers.ALIVE_MAX), and an
-offer that it takes back leaves the queue.
+What nobody takes is bounded without a limit of its own. A peer can have 768 offers at a time (offers.ACCEPTED_MAX), and
+an offer that it takes back leaves the queue.
 """
 
 from __future__ import annotations

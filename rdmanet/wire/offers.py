@@ -37,6 +37,8 @@ ALIVE_MAX: Final = 256
 
 To offer more memory, use larger regions: an offer has one address and one length.
 """
+ACCEPTED_MAX: Final = 768
+"""Offers of the peer's. A protocol on the connection that tells its peer so may have that many of its own: rpc."""
 
 
 class OfferState(Enum):
@@ -74,8 +76,9 @@ class News(NamedTuple):
 class Offers:
     """The offers of one connection, ours and the peer's."""
 
-    def __init__(self, *, alive_max: int = ALIVE_MAX) -> None:
+    def __init__(self, *, alive_max: int = ALIVE_MAX, accepted_max: int = ACCEPTED_MAX) -> None:
         self._alive_max = alive_max
+        self._accepted_max = accepted_max
         self._ours: dict[int, OfferState] = {}
         self._theirs: dict[int, RemoteRegion] = {}
         self._last_id = 0
@@ -87,13 +90,19 @@ class Offers:
 
     # -- ours --
 
-    def offer(self, address: int, length: int, rkey: int, access: int, name: str = "") -> Region:
-        """Queue a region of ours to be announced; its id is in what is returned."""
+    def offer(
+        self, address: int, length: int, rkey: int, access: int, name: str = "", most: int | None = None
+    ) -> Region:
+        """Queue a region of ours to be announced; its id is in what is returned.
+
+        :param most: how many there may be, if the peer is known to accept more than ALIVE_MAX
+        """
         self._check_not_lost()
-        if len(self._ours) >= self._alive_max:
+        most = self._alive_max if most is None else most
+        if len(self._ours) >= most:
             raise RdmaError(
                 f"{len(self._ours)} regions are on offer to this peer, or taken back and not acknowledged by it: "
-                f"no more than {self._alive_max} are allowed"
+                f"no more than {most} are allowed"
             )
         region_id = self._last_id
         while region_id in self._ours or region_id == self._last_id:
@@ -187,8 +196,8 @@ class Offers:
         for region in credit.regions:
             if region.id in self._theirs:
                 raise ProtocolError(f"the peer offers region {region.id} twice")
-        if len(self._theirs) + len(credit.regions) > self._alive_max:
-            raise ProtocolError(f"the peer offers more than {self._alive_max} regions")
+        if len(self._theirs) + len(credit.regions) > self._accepted_max:
+            raise ProtocolError(f"the peer offers more than {self._accepted_max} regions")
 
         for region_id in credit.acked:
             del self._ours[region_id]
@@ -224,7 +233,7 @@ class Offers:
 
 # msgpack: one byte for the array, one for the tag, five for the grant, three for each of the
 # arrays in it, one for each of the five fields that say nothing of regions (whoever fills them takes their room away).
-# None of those arrays is longer than ALIVE_MAX, so three bytes are enough for its length.
+# None of those arrays is longer than ACCEPTED_MAX, so three bytes are enough for its length.
 _CREDIT_BYTES: Final = 1 + 1 + 5 + 3 * 3 + 5
 
 

@@ -13,7 +13,7 @@ from net import HOST, Journal, Net, bindings, channel, idle
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
 from rdmanet.rpc.lending import LEND_BYTES
-from rdmanet.wire.offers import ALIVE_MAX
+from rdmanet.wire.offers import ACCEPTED_MAX
 from tests.rpc.keeper import Keeper, keep, read_by_force
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, loop_turns
@@ -125,7 +125,7 @@ async def test_a_peer_that_never_confirms(net: Net, monkeypatch: pytest.MonkeyPa
     service = Keeper(Journal())
     client, _ = await net.pair(service)
     data = rpc.Buffer(bytearray(LEND_BYTES))
-    for _ in range(ALIVE_MAX):
+    for _ in range(ACCEPTED_MAX):
         await client.hold(data, "answers")
     assert await failure(client.hold(data, "answers")) is Code.RESOURCE_EXHAUSTED
     assert await client.echo("short") == "short"

@@ -16,12 +16,14 @@ from rdmanet.rpc import framing, messages
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.messages import (
     Framer,
+    Lent,
     OutCall,
     OutCallWith,
     OutGoaway,
     OutItem,
     OutReply,
     OutReplyReturning,
+    Parts,
     frame,
 )
 
@@ -40,6 +42,21 @@ RAW = {
 """Which items of a message are msgpack of their own."""
 
 
+OldHello = msgspec.defstruct(
+    "OldHello",
+    messages.Hello.__struct_fields__[:8],
+    tag=0,
+    array_like=True,
+)
+OldHelloOfNone = msgspec.defstruct(
+    "OldHelloOfNone",
+    messages.Hello.__struct_fields__[:9],
+    tag=0,
+    array_like=True,
+)
+"""Those of versions without `offers`."""
+
+
 def message_of(text: str) -> Any:
     """The message that a row of the page shows."""
 
@@ -53,13 +70,18 @@ def message_of(text: str) -> Any:
 
         return build
 
-    return eval(text, {name: make(name) for name in (*KINDS, "Lent", "Array", "Placed", "Field")})
+    return eval(
+        text, {name: make(name) for name in (*KINDS, "Lent", "Array", "Placed", "Field", "Part", "Parts")}
+    )
 
 
 def as_sent(message: Any) -> Any:
     """A Call without metadata is sent without a place for it, as peers of older versions do. So are others."""
     if isinstance(message, messages.Hello) and message.services is None:
-        return messages.OutHello(*msgspec.structs.astuple(message)[:-1])
+        items = msgspec.structs.astuple(message)
+        return messages.OutHello(*items) if message.offers else OldHello(*items[:-2])
+    if isinstance(message, messages.Hello) and not message.offers:
+        return OldHelloOfNone(*msgspec.structs.astuple(message)[:-1])
     if isinstance(message, messages.Item) and message.memory is None:
         return OutItem(message.number, message.item)
     if isinstance(message, messages.Reply) and message.metadata is messages.NIL:
@@ -82,7 +104,8 @@ def as_sent(message: Any) -> Any:
 
 def plain(message: Any) -> Any:
     """Something to compare: two Raws of the same bytes are not equal."""
-    return [bytes(field) if isinstance(field, Raw) else field for field in msgspec.structs.astuple(message)]
+    fields = [bytes(field) if isinstance(field, Raw) else field for field in msgspec.structs.astuple(message)]
+    return [Parts(field.offer, field.length) if type(field) is Lent else field for field in fields]
 
 
 @pytest.mark.parametrize(("text", "encoded"), VECTORS)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rdmanet.credit import SLOT_BYTES_MIN, Credit, Region, pack_credit, unpack_credit
 from rdmanet.errors import ProtocolError, RdmaError, RegionRevokedError
-from rdmanet.wire.offers import ALIVE_MAX, News, Offers, OfferState, RemoteRegion
+from rdmanet.wire.offers import ACCEPTED_MAX, ALIVE_MAX, News, Offers, OfferState, RemoteRegion
 
 READ = 4
 
@@ -111,7 +111,7 @@ def test_acknowledgements_go_first() -> None:
 
 
 def test_bounds() -> None:
-    a, b = Offers(alive_max=2), Offers(alive_max=2)
+    a, b = Offers(alive_max=2), Offers(accepted_max=2)
     ids = [offer(a), offer(a)]
     with pytest.raises(RdmaError, match="2 regions are on offer to this peer.*no more than 2"):
         offer(a)
@@ -125,7 +125,16 @@ def test_bounds() -> None:
     tell(b, a)
     offer(a)
     assert tell(a, b) is not None
-    assert ALIVE_MAX == 256
+    assert ALIVE_MAX == 256 and ACCEPTED_MAX == 768
+
+
+def test_more_to_a_peer_that_is_known_to_accept_them() -> None:
+    a, b = Offers(alive_max=2), Offers(accepted_max=3)
+    offer(a), offer(a)
+    a.offer(0x1000, 100, 7, READ, most=3)
+    with pytest.raises(RdmaError, match="3 regions are on offer to this peer.*no more than 3"):
+        a.offer(0x1000, 100, 7, READ, most=3)
+    assert tell(a, b) is not None and len(b.remote) == 3
 
 
 @pytest.mark.parametrize(
