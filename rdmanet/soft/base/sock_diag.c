@@ -140,9 +140,7 @@ bool rn_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv_gid 
 
 bool rn_tcp_listener_user(const struct sockaddr *address, uid_t *user)
 {
-	union ibv_gid at;
-
-	return rn_tcp_listener(address, user, &at);
+	return rn_tcp_listener(address, user, &(union ibv_gid){0});
 }
 
 bool rn_tcp_listener_cookie(const struct sockaddr *address, uint64_t *cookie, uid_t *user)
