@@ -21,7 +21,12 @@ make_system() {
                 --components=main,universe "$release" "$root.new" http://archive.ubuntu.com/ubuntu jammy
             ;;
         *-arm64) # by Debian's qemu-user-static and binfmt-support
-            bootstrap "$root" --arch=arm64 "${release%-arm64}" "$root.new" http://deb.debian.org/debian sid
+            bootstrap "$root" --arch=arm64 "${release%-arm64}" "$root.new" http://deb.debian.org/debian sid || {
+                [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ] ||
+                    echo "the kernel does not know the emulator: mount -t binfmt_misc none /proc/sys/fs/binfmt_misc;" \
+                        "update-binfmts --enable qemu-aarch64" >&2
+                return 1
+            }
             ;;
         # Newer releases than this machine's have no script of their own here.
         *) bootstrap "$root" "$release" "$root.new" http://deb.debian.org/debian sid ;;
