@@ -77,7 +77,7 @@ cdef int start_receiving(Receiver connection, QP qp) except -1:
 
 cdef bint knows_its_peer(QP qp):
     """Does its device say which queue pair it is connected to? No adapter does on iWARP: soft-iWARP answers with all
-    ones. The embedded device does, by iWARP's rules, too; there a client has no port yet when its queue pair is made."""
+    ones. The embedded device does, by iWARP's rules, too; there a client has no port when its queue pair is made."""
     return (qp.pd.context.ptr.device.transport_type != verbs.IBV_TRANSPORT_IWARP
             or qp.pd.context.library.embedded_device)
 
