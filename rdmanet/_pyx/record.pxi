@@ -6,10 +6,16 @@
 #
 # `dataclasses` itself is imported with the first record: a connection of the byte stream has none.
 
-def record(kind):
-    """Decorates the class of a record."""
+cdef int import_dataclasses() except -1:
+    """Before the class of a record that names it."""
     global dataclasses      # of the module, where dataclass() looks for what the text dataclasses.InitVar means
     import dataclasses
+    return 0
+
+
+def record(kind):
+    """Decorates the class of a record."""
+    import_dataclasses()
     return dataclasses.dataclass(init=False, repr=False, eq=False)(kind)
 
 

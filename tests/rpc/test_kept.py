@@ -12,7 +12,7 @@ from net import Journal, Net, bindings, callee, channel
 
 import rdmanet
 from rdmanet import rpc
-from rdmanet.rpc import lending
+from rdmanet.rpc import outgoing
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.link import Link
 from rdmanet.stream import regions
@@ -63,7 +63,7 @@ class Registrations:
             self.count += 1
             return region_of(*arguments)
 
-        monkeypatch.setattr(lending, "RegisteredMemory", Counted)
+        monkeypatch.setattr(outgoing, "RegisteredMemory", Counted)
         monkeypatch.setattr(regions, "RegisteredMemory", once)
         monkeypatch.setattr(regions, "region_of", counted)
 

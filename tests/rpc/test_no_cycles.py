@@ -349,14 +349,14 @@ async def test_arrays_that_cannot_be_read(net: Net, fails: str, monkeypatch: pyt
     client, server = await net.pair(Boxes())
     offsets: list[int] = []
 
-    async def read(link: Any, remote: Any, memory: Any, offset: int) -> None:
+    async def read(link: Any, places: Any, remotes: Any, memory: Any, offset: int) -> None:
         offsets.append(offset)
         await loop_turns(1)
         if fails == "all" or offset:
             raise rpc.Error(Code.UNAVAILABLE, "it cannot be read")
 
-    monkeypatch.setattr(taking, "read_offer", read)
-    monkeypatch.setattr(fetching, "read_offer", read)
+    monkeypatch.setattr(taking, "read_loans", read)
+    monkeypatch.setattr(fetching, "read_loans", read)
     arrays = [numpy.ones(LENT, "u1") for _ in range(3)]
     with without_collector():
         assert await dropped(client.put(arrays)) is rpc.Error

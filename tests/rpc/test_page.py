@@ -32,7 +32,8 @@ class Client:
         self.window = stream_bytes
         self.last = 0
         self.say(HELLO, "rdmanet.rpc", 1, "Bank", digest, 1 << 20, 0, stream_bytes, None)
-        kind, magic, version, self.service, self.digest, self.longest, self.calls, self.credit, schema = (
+        # What a later version adds comes behind.
+        kind, magic, version, self.service, self.digest, self.longest, self.calls, self.credit, schema, *_ = (
             self.hear()
         )
         assert (kind, magic, version) == (HELLO, "rdmanet.rpc", 1)

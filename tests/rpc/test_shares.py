@@ -11,7 +11,7 @@ from net import Net, callee, channel, idle
 from strangers import HELLO, NUMBERS, Store, call, stranger
 
 from rdmanet import rpc
-from rdmanet.rpc import lending, taking
+from rdmanet.rpc import taking
 from rdmanet.rpc.calls import Outflow
 from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import Code
@@ -202,7 +202,7 @@ async def test_a_loan_that_never_comes_ends_its_call(
     net: Net, bounded: bool, monkeypatch: pytest.MonkeyPatch
 ):
     if not bounded:
-        monkeypatch.setattr(taking, "_found", lambda link, loan, seconds: lending.found(link, loan))
+        monkeypatch.setattr(taking, "_in_time", lambda finding, seconds: finding)
     server = await net.serve(Store(), limits=rpc.Limits(lent_seconds=0.05))
     client = await net.connect(Store, server)
     assert await client.add(1, 2) == 3

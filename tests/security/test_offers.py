@@ -162,7 +162,7 @@ def test_who_takes_nothing_cannot_hold_up_an_offer(stage, way):
 
 @MAPPED_FIRST
 @pytest.mark.parametrize(
-    ("how", "why"), [("hoards", "more than 256 regions"), ("rambles", "4080 are allowed")]
+    ("how", "why"), [("hoards", "more than 768 regions"), ("rambles", "4080 are allowed")]
 )
 def test_regions_without_end(stage, way, how, why):
     """What one peer can make a server remember has a bound, and so has what it can make it read at once."""
@@ -175,7 +175,7 @@ def test_regions_without_end(stage, way, how, why):
     lost = play.expect("lost")
     assert (lost["lost"], lost["error"]) == (1, "ProtocolError")
     assert why in lost["text"]
-    assert holder.hear()["told"] == (264 if how == "hoards" else 100)
+    assert holder.hear()["told"] == (776 if how == "hoards" else 100)
     is_served(guest)
 
 

@@ -26,6 +26,30 @@ def test_nothing_is_made_before_and_no_file_is_read_then() -> None:
     assert (done.stdout, done.stderr) == ("RETRY_EXC_ERR\n", "")
 
 
+def test_each_may_be_the_first() -> None:
+    """A child process for each, which has made none before."""
+    code = """
+import os, sys
+from rdmanet import _core
+names = sorted({*dir(_core)} - {*vars(_core)})
+assert len(names) > 40
+failed = []
+for name in names:
+    if not (child := os.fork()):
+        try:
+            getattr(_core, name)
+        except BaseException as exc:
+            print(name, repr(exc), flush=True)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+print(failed)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("name", ["WCStatus", "AccessFlags", "QPCap", "AHAttr"])
 def test_they_are_classes_of_the_module(name: str) -> None:
     kind = getattr(rdmanet._core, name)
