@@ -9,13 +9,16 @@ and the rest work in the thread.
 A thread cannot be stopped. So when a call is cancelled, or its time is over, its caller has the answer at once, and the
 thread goes on, if it has begun. Until it ends, the call keeps its place among the calls of its connection, of the
 method and of the server, and the memory of its arguments, and `Server.drain` and `wait_closed` wait for it. What has
-not begun does not begin any more. A function that takes long asks `is_active`, and returns if nobody waits any more.
+not begun does not begin any more, but keeps its place until a thread has come to it: it cannot be taken out of the
+executor's queue, and a peer could make that as long as it likes. A function that takes long asks `is_active`, and
+returns if nobody waits any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures.thread  # not only when the first thread is wanted
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -158,13 +161,10 @@ class Work:
             del function  # and what it is called with, which may be the result
             self._done.append((True, result))
 
-    def drop(self) -> bool:
-        """Do not begin. Returns False if it has begun."""
-        try:
+    def drop(self) -> None:
+        """Do not begin, if it has not begun."""
+        with contextlib.suppress(IndexError):
             self._to_do.pop()
-        except IndexError:
-            return False
-        return True
 
     def taken(self) -> Any:
         """Return what the function has returned, or raise what it has raised."""
@@ -178,7 +178,7 @@ class Work:
 
 
 async def _result(work: Work) -> Any:
-    """Run it, and wait for it. Cancelling this ends the wait, and leaves a thread that has begun to its call."""
+    """Run it, and wait for it. Cancelling this ends the wait, and leaves what is in the executor to its call."""
     call = current()
     side = None if call is None else server_side(call)
     loop, executor = asyncio.get_running_loop(), None if side is None else side.executor
@@ -186,7 +186,8 @@ async def _result(work: Work) -> Any:
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
-        if not work.drop() and call is not None and side is not None:
+        work.drop()
+        if call is not None and side is not None:
             side.leave(call, running)
         raise
     return work.taken()

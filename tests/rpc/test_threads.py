@@ -186,12 +186,30 @@ async def test_who_waits_for_a_thread_and_is_cancelled_never_begins(net: Net):
             late = await failure(rpc.options(client, timeout=0.02).total(numpy.ones(7, "u1")))
             assert late.code is Code.DEADLINE_EXCEEDED
             assert await client.answer() == 42
-            assert len(server.running) == 1  # its place is free
             service.gate.set()
             assert await first == 5
             assert await client.square(2) == 4
         await server.drain()
     assert service.journal.entries == ["begins", "True 5"]
+
+
+async def test_the_executors_queue_is_bounded(net: Net):
+    """Calls that nobody waits for any more count, while they are in it."""
+    service = Compute()
+    with ThreadPoolExecutor(1) as executor, opened(service):
+        client, server = await net.pair(service, executor=executor, limits=Limits(calls=3))
+        (first,) = await begin(client.total(numpy.ones(5, "u1")))
+        await service.journal.until("begins")
+        for _ in range(2):
+            late = await failure(rpc.options(client, timeout=0.02).square(2))
+            assert late.code is Code.DEADLINE_EXCEEDED
+        error = await failure(client.square(2))
+        assert error.code is Code.RESOURCE_EXHAUSTED and "has 3 unfinished calls" in error.text
+        assert executor._work_queue.qsize() == 2
+        service.gate.set()
+        assert await first == 5
+        await idle(server)
+        assert await client.square(2) == 4 and server.shares.calls == 0
 
 
 async def test_a_thread_that_goes_on_counts(net: Net):
