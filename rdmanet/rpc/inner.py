@@ -53,7 +53,7 @@ class Inner(asyncio.Transport):
         self._unsent_bytes = 0
         self._sent, self._allowed = 0, WINDOW_BYTES
         self._has_paused = False
-        self._come: deque[bytes] = deque()  # and was not taken
+        self._come = bytearray()  # and was not taken: not in its pieces, which may be of no bytes
         self._received, self._taken, self._granted = 0, 0, WINDOW_BYTES
         self._is_reading = True
         self._is_closing = False
@@ -131,12 +131,13 @@ class Inner(asyncio.Transport):
         self._received += len(data)
         if self._received > self._granted:
             raise ProtocolError(f"the peer sends more of object {self.number} than it has credit for")
-        self._come.append(data)
+        self._come += data
         self._take()
 
     def _take(self) -> None:
-        while self._come and (self._is_reading or self._is_closing) and not self._is_over:
-            data = self._come.popleft()
+        if self._come and (self._is_reading or self._is_closing) and not self._is_over:
+            data = bytes(self._come)
+            self._come.clear()
             self._taken += len(data)
             if not self._is_closing:
                 self._give(data)
@@ -198,8 +199,10 @@ class Inner(asyncio.Transport):
         """The peer has ended it, or the connection of both is gone."""
         if self._is_over:
             return
-        while self._come and not self._is_closing:
-            self._give(self._come.popleft())
+        if self._come and not self._is_closing:
+            data = bytes(self._come)
+            self._come.clear()
+            self._give(data)
         if not self._is_over:
             self._is_over_now()
             self._protocol_ends(error)

@@ -7,8 +7,9 @@ An object that is an argument gets a number of this connection, and is kept by i
     until the call ends        if the server has not opened the inner connection by then
     until that is closed       by the server, when its method lets go of the object; or it is lost with the outer one
 
-The server opens it before it answers, so whatever comes later by that number finds nothing. What comes by a number that
-was never given is a violation of the protocol.
+The server opens it before it answers, so whatever comes later by that number finds nothing, and is answered by Drop:
+once, if the transport wants no more until then. What comes by a number that was never given is a violation of the
+protocol.
 
 Within the inner connection the client is the server (callee.py). All objects of a connection are that server together,
 with the limits that the client has.
@@ -129,6 +130,7 @@ class Lender(Inners):
             msgspec.structs.replace(limits, server_calls=limits.calls, server_bytes=together)
         )
         self._count = 0  # of all that were ever lent
+        self._to_drop: set[int] = set()  # when the transport takes more
 
     def lend(self, service: Service) -> int:
         """Lend an object for a call that begins. Returns its number.
@@ -156,9 +158,17 @@ class Lender(Inners):
         if service is None:
             if number >= self._count:
                 raise ProtocolError(f"the peer calls object {number}, which was not lent to it")
-            self.link.send(Drop(number))  # that was opened when its call had ended
+            if self.link.paused:
+                self._to_drop.add(number)
+            else:
+                self.link.send(Drop(number))  # that was opened when its call had ended
             return None
         return self.begin(number, Callee(_Host(self, service)).link)
+
+    def resume(self) -> None:
+        super().resume()
+        while self._to_drop and not self.link.paused:
+            self.link.send(Drop(self._to_drop.pop()))
 
     def is_over(self, number: int) -> None:
         super().is_over(number)

@@ -18,7 +18,20 @@ from strangers import Stranger, stranger
 from rdmanet import rpc
 from rdmanet.rpc import Code, testing
 from rdmanet.rpc.inner import WINDOW_BYTES
-from rdmanet.rpc.messages import MAGIC, VERSION, Call, Carry, Drop, Failure, Hello, More, OutHello, encode
+from rdmanet.rpc.messages import (
+    MAGIC,
+    VERSION,
+    Call,
+    Carry,
+    Drop,
+    Failure,
+    Hello,
+    More,
+    OutHello,
+    Ping,
+    Pong,
+    encode,
+)
 from rdmanet.rpc.schema import schema_of
 from tests.support.waiting import loop_turns, until_seen
 
@@ -809,6 +822,43 @@ async def test_more_than_there_is_credit_for(net: Net):
         error = await failure(call)
         assert "more of object" in error.text
         assert await peer.is_cut_off()
+
+
+@tcp
+async def test_a_flood_for_an_object_that_is_gone(net: Net):
+    """A peer that reads nothing does not make the client keep an answer for each message."""
+    async with fake() as (client, peer, call, heard, message):
+        (number, _) = msgspec.msgpack.decode(message.arguments)
+        peer.say(Failure(message.number, int(Code.NOT_FOUND), "no"))
+        await failure(call)
+        link = channel(client).link
+        link.pause_writing()
+        for _ in range(1000):
+            peer.say(Carry(number, b""))
+        peer.say(Ping(1))
+        await until_seen(lambda: link._unanswered is not None)
+        link.resume_writing()
+        peer.say(Ping(2))
+        answers = [await peer.hear() for _ in range(3)]
+        assert answers == [Pong(1), Drop(number), Pong(2)] and not heard.journal.entries
+
+
+@tcp
+async def test_small_pieces_that_wait(net: Net):
+    """What an inner connection keeps is what the credit says, not so many objects."""
+    async with fake() as (client, peer, call, heard, message):
+        (number, _) = msgspec.msgpack.decode(message.arguments)
+        peer.say(Carry(number, hello_of(Listener)))
+        await until_seen(lambda: number in lender(client).open)
+        inner = lender(client).open[number]
+        inner.pause_reading()
+        for _ in range(1000):
+            peer.say(Carry(number, b""))
+            peer.say(Carry(number, bytes(2)))
+        peer.say(Ping(1))
+        while await peer.hear() != Pong(1):
+            pass
+        assert len(inner._come) == 2000
 
 
 @tcp
