@@ -233,3 +233,7 @@ if not TYPE_CHECKING:
 
         found = globals()[name] = getattr(listening, name)
         return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_SERVERS})

@@ -21,6 +21,7 @@ from rdmanet.stream.lifecycle import Lifecycle
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import REVOKE_TIMEOUT_S, StreamConfig
 from rdmanet.stream.tls import face_of
+from rdmanet.stream.transport_socket import RdmaSocket
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -146,8 +147,6 @@ class RdmaTransport(asyncio.Transport):
         if name == "rdma_shared_receive":
             return default if self.shared is None else self.shared.stats()
         if name == "socket" and facts and name not in (known := facts.known()):
-            from rdmanet.stream.transport_socket import RdmaSocket  # see stream/whole.py
-
             known[name] = RdmaSocket(known["sockname"], facts.get("peername"), self)
         return facts.get(name, default)
 

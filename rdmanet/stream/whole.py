@@ -2,13 +2,12 @@
 
 A program that connects, says something short and ends spent a third of its processor time on importing this. So each of
 these modules is imported where it is first used: regions.py when memory is offered on a connection or wanted by a long
-read, explaining.py when somebody asks what a connection does, transport_socket.py with ``get_extra_info("socket")``. A
-program that gives up the right to read its modules has them by its server, or, if it only connects, by naming
+read, explaining.py when somebody asks what a connection does. A program that gives up the right to read its modules, or
+has no descriptor left when it asks, has them by its server, or, if it only connects, by naming
 ``rdmanet.OfferedMemory``.
 """
 
 from rdmanet.base import accounts as accounts
 from rdmanet.stream import explaining as explaining
 from rdmanet.stream import regions as regions
-from rdmanet.stream import transport_socket as transport_socket
 from rdmanet.stream.peer_memory import OfferedMemory as OfferedMemory

@@ -81,6 +81,16 @@ print(len({*map(id, got)}), len(got))
     assert done.stdout == "1 8\n"
 
 
+def test_those_of_servers_are_listed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import rdmanet.transport; print(*dir(rdmanet.transport))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"RdmaServer", "start_rdma_server", "create_rdma_connection"} <= {*done.stdout.split()}
+
+
 def test_a_name_that_is_none() -> None:
     with pytest.raises(AttributeError, match="'rdmanet._core' has no attribute 'WcStatus'"):
         rdmanet._core.WcStatus  # type: ignore[attr-defined]  # noqa: B018
