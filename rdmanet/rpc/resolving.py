@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import operator
 import os
 import socket
@@ -120,9 +119,10 @@ def addresses_of(servers: Any, who: str) -> list[Weighted]:
 
 
 def _weight(given: Any, who: str, host: str) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 1e-9 <= given <= 1e9:
         raise ValueError(
-            f"{who}: the weight of {shown(host)} is {shown(given)}, not a number above 0: leave out who gets no calls"
+            f"{who}: the weight of {shown(host)} is {shown(given)}, not a number from 1e-9 to 1e9: leave out a server "
+            "that is to get no calls"
         )
     return float(given)
 
