@@ -55,6 +55,7 @@ import enum
 import ipaddress
 import logging
 import os
+import re
 import resource
 import socket
 import sys
@@ -166,3 +167,4 @@ include "_pyx/cacheline.pxi"     # how far apart two CPUs are
 
 for name in makers:
     del globals()[name]     # the function: see late.pxi
+del name

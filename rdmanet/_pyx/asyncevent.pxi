@@ -31,7 +31,6 @@ def EventType():
 
 @late
 def AsyncEvent():
-    @record
     class AsyncEvent(_FrozenRecord):
         """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).
 
@@ -46,7 +45,20 @@ def AsyncEvent():
         cq: "CQ | None" = None
         srq: "SRQ | None" = None
         port_num: int | None = None
+        __match_args__ = ("event_type", "qp", "cq", "srq", "port_num")
+        __dataclass_fields__ = _LateFields()
+    make_named_in(AsyncEvent)
     return AsyncEvent
+
+
+cdef object event_of(kind, concerned=None, what=None):
+    """An AsyncEvent, made without `dataclasses`: a client that has no descriptor left, or may read no file any more,
+    hears of its device, too. If this raised OSError, the device would count as lost."""
+    event = _FrozenRecord.__new__(core.AsyncEvent)
+    event.__dict__["event_type"] = kind
+    if concerned is not None:
+        event.__dict__[concerned] = what
+    return event
 
 
 _QP_EVENTS = frozenset((

@@ -355,14 +355,14 @@ cdef class Context(Resource):
         kind = enum_of(core.EventType, event.event_type)
         try:
             if kind == verbs.IBV_EVENT_CQ_ERR:
-                return core.AsyncEvent(kind, cq=self.at_address(event.element.cq))
+                return event_of(kind, "cq", self.at_address(event.element.cq))
             if kind in _QP_EVENTS:
-                return core.AsyncEvent(kind, qp=self.at_address(event.element.qp))
+                return event_of(kind, "qp", self.at_address(event.element.qp))
             if kind in _SRQ_EVENTS:
-                return core.AsyncEvent(kind, srq=self.at_address(event.element.srq))
+                return event_of(kind, "srq", self.at_address(event.element.srq))
             if kind in _PORT_EVENTS:
-                return core.AsyncEvent(kind, port_num=event.element.port_num)
-            return core.AsyncEvent(kind)
+                return event_of(kind, "port_num", event.element.port_num)
+            return event_of(kind)
         finally:
             verbs.rn_ack_async_event(self.library.c, &event)
 

@@ -16,13 +16,31 @@ cdef int import_dataclasses() except -1:
 def record(kind):
     """Decorates the class of a record."""
     import_dataclasses()
+    make_named_in(kind)
     return dataclasses.dataclass(init=False, repr=False, eq=False)(kind)
+
+
+cdef int make_named_in(kind) except -1:
+    """Make what its annotations name: get_type_hints() looks only for what is made."""
+    for text in kind.__annotations__.values():
+        for word in re.findall(r"\w+", text):
+            if word in makers:
+                getattr(core, word)
+    return 0
+
+
+class _LateFields:
+    """The fields of a record that can be made without `dataclasses`: they are noted when somebody asks for them."""
+
+    def __get__(self, one, kind):
+        return record(kind).__dataclass_fields__
 
 
 class _Signature:
     """The signature of a record, for help() and the manual; it is made when it is asked for."""
 
     def __get__(self, one, kind):
+        import_dataclasses()
         import inspect
         missing = dataclasses.MISSING
         given = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -41,6 +59,7 @@ class _Record:
     __signature__ = _Signature()
 
     def __init__(self, *values, **named):
+        import_dataclasses()
         cdef dict own = self.__dict__       # not setattr(), which frozen ones refuse
         missing = dataclasses.MISSING
         kind = type(self).__name__
@@ -65,6 +84,7 @@ class _Record:
             raise TypeError(f"{kind}() got an unexpected keyword argument {shown(name)}")
 
     def __repr__(self):
+        import_dataclasses()
         fields = ", ".join([f"{about.name}={getattr(self, about.name)!r}" for about in dataclasses.fields(self)])
         return f"{type(self).__qualname__}({fields})"
 
@@ -79,11 +99,14 @@ class _FrozenRecord(_Record):
         return hash(values_of(self))
 
     def __setattr__(self, name, value):
+        import_dataclasses()
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def __delattr__(self, name):
+        import_dataclasses()
         raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 cdef tuple values_of(one):
+    import_dataclasses()
     return tuple([getattr(one, about.name) for about in dataclasses.fields(one)])

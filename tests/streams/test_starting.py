@@ -114,6 +114,37 @@ MUCH = """
     await close(writer)
 """
 
+HEARS = """
+import rdmanet
+
+class Listener(asyncio.Protocol):
+    told = 0
+    lost = None
+    def port_event(self, event):
+        self.told += 1
+        if self.told == 2:
+            over.set_result(event.port_num)
+    def connection_lost(self, exc):
+        self.lost = exc
+        if not over.done():
+            over.set_result(repr(exc))
+
+class NoDescriptor:
+    def find_spec(self, name, path=None, target=None):
+        raise OSError(24, "Too many open files", name)
+
+async def main():
+    global over
+    over = asyncio.get_running_loop().create_future()
+    transport, _ = await rdmanet.create_rdma_connection(Listener, "127.0.0.1", ECHO)
+    sys.meta_path.insert(0, NoDescriptor())
+    transport.get_extra_info("rdma_pd").context.set_faults("link=down:0ms:20ms")
+    transport.write(b"through it")
+    print("port", await over)
+    transport.abort()
+asyncio.run(main())
+"""
+
 LIVES = """
 import rdmanet
 from rdmanet._core import CMEventType, Library
@@ -231,6 +262,11 @@ def test_one_echo_makes_no_enumeration_and_no_record() -> None:
 def test_what_a_client_imports_after_its_first_connection() -> None:
     """Nothing, however its connections end."""
     assert words_of_client(CLIENT.replace("{more}", "")) == []
+
+
+def test_a_client_without_a_descriptor_hears_of_its_port() -> None:
+    """What the device tells makes no record that imports something: an OSError there would say that it is lost."""
+    assert words_of_client(HEARS) == ["port", "1"]
 
 
 def test_a_client_that_wants_the_rest_says_so() -> None:

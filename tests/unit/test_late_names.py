@@ -81,6 +81,18 @@ print(len({*map(id, got)}), len(got))
     assert done.stdout == "1 8\n"
 
 
+HINTS = """
+import typing
+from rdmanet import _core
+for name in ("AsyncEvent", "PortAttr", "QPAttr", "GIDEntry"):
+    typing.get_type_hints(getattr(_core, name))
+"""
+
+
+def test_the_hints_of_a_record_can_be_read_though_nobody_has_used_what_they_name() -> None:
+    subprocess.run([sys.executable, "-c", HINTS], check=True)
+
+
 def test_those_of_servers_are_listed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import rdmanet.transport; print(*dir(rdmanet.transport))"],
