@@ -27,6 +27,7 @@ def GlobalRoute():
 @late
 def AHAttr():
     import_dataclasses()
+
     @record
     class AHAttr(_Record):
         """The address of a peer: its GID, or its LID within an InfiniBand subnet, and how packets get there.

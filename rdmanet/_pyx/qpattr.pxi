@@ -127,6 +127,7 @@ def QPCreateFlags():
 @late
 def QPInitAttr():
     import_dataclasses()
+
     @record
     class QPInitAttr(_Record):
         """The attributes of a new queue pair; see ibv_create_qp(3).

@@ -39,6 +39,7 @@ def SRQAttr():
 @late
 def SRQInitAttr():
     import_dataclasses()
+
     @record
     class SRQInitAttr(_Record):
         """The attributes of a new shared receive queue; see ibv_create_srq_ex(3).
