@@ -17,7 +17,7 @@ import contextlib
 import errno
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rdmanet import credit, errors
@@ -237,10 +237,10 @@ class Regions:
         for region_id in news.acked:
             if (binding := self._bindings_told.pop(region_id, None)) is not None:
                 binding.acknowledged()
-        if self._owner.listens_for("region_offered"):  # otherwise they would only take memory
-            for region in news.offered:
-                from rdmanet.stream.peer_memory import OfferedMemory  # it imports msgspec, see base/bodies.py
+        if news.offered and self._owner.listens_for("region_offered"):  # else they would only take memory
+            from rdmanet.stream.peer_memory import OfferedMemory  # it imports msgspec, see base/bodies.py
 
+            for region in news.offered:
                 remote = self._remote[region] = OfferedMemory.of(self, region)
                 self._owner.tell("region_offered", remote)
         for region in news.revoked:
@@ -296,48 +296,43 @@ class Regions:
     ) -> None:
         """The same on the rows of a region that `indices` name (numbers_of), in one list; see OfferedMemory."""
         use = Use(self, remote._region)
-        blocks = new_list(self._loop.create_future(), opcode)
-        try:
-            use.register(buffer)
-            use.add_rows(blocks, remote, row_bytes, indices)
-        except BaseException as exc:
-            use.close()
-            if isinstance(exc, OSError):
-                self.name_peer(exc)
-            raise
-        blocks.close_after(use)
-        future = blocks.future
-        self.begin_list(blocks)
-        try:
-            await future
-        except asyncio.CancelledError:
-            blocks.stop()
-            raise
+        await self._execute(
+            self._listed(use, opcode, buffer, lambda blocks: use.add_rows(blocks, remote, row_bytes, indices))
+        )
 
     async def read_parts(self, parts: Sequence[Part], buffer: Any) -> None:
         """READ parts of the peer's regions, in one list; see `peer_memory.read_parts`."""
         use = Use(self, *{part.remote._region for part in parts})
-        blocks = new_list(self._loop.create_future(), _RDMA_READ)
+        blocks = self._listed(use, _RDMA_READ, buffer, lambda blocks: use.add_parts(blocks, parts))
+        self._reading.add(blocks)
+        try:
+            await self._execute(blocks)
+        finally:
+            self._reading.discard(blocks)
+            self._read += blocks.moved
+
+    def _listed(self, use: Use, opcode: int, buffer: Any, add: Callable[[Blocks], None]) -> Blocks:
+        """A list of one-sided operations on a buffer. `add` adds them; the list closes `use` when it ends."""
+        blocks = new_list(self._loop.create_future(), opcode)
         try:
             use.register(buffer)
-            use.add_parts(blocks, parts)
+            add(blocks)
         except BaseException as exc:
             use.close()
             if isinstance(exc, OSError):
                 self.name_peer(exc)
             raise
         blocks.close_after(use)
+        return blocks
+
+    async def _execute(self, blocks: Blocks) -> None:
         future = blocks.future
-        self._reading.add(blocks)
         self.begin_list(blocks)
         try:
             await future
         except asyncio.CancelledError:
             blocks.stop()
             raise
-        finally:
-            self._reading.discard(blocks)
-            self._read += blocks.moved
 
     @property
     def moved(self) -> int:
