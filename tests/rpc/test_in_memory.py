@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import math
-import time
 import weakref
 from typing import Any
 
@@ -102,9 +101,8 @@ def test_deadlines(clock: testing.Clock):
                 await call
             assert caught.value.code is Code.DEADLINE_EXCEEDED
 
-    began = time.monotonic()
     clock.run(main())
-    assert clock.now == 5 and time.monotonic() - began < 60
+    assert clock.now == 5
 
 
 def test_everything_happens_in_its_order(clock: testing.Clock):
@@ -140,7 +138,7 @@ def test_a_call_that_is_under_way_takes_no_time(clock: testing.Clock):
 
 def test_other_threads_are_waited_for(clock: testing.Clock):
     async def main() -> None:
-        work = asyncio.ensure_future(asyncio.to_thread(time.sleep, 0.02))
+        work = asyncio.ensure_future(asyncio.to_thread(sum, range(1_000_000)))
         await clock.advance(1)
         assert work.done()
 
