@@ -3,7 +3,8 @@
 # To make an enumeration takes a twentieth of a millisecond, and a record as much. The verbs have 28 and 16 of them,
 # which was a quarter of what importing a connection of the byte stream takes, and that needs one. So each is a function
 # that makes it. The module has no such name at first, and Python calls `__getattr__` below; a part of this module asks
-# in the same way, by `core`: core.WCStatus. No file is read for that, so a program may have given up this right.
+# in the same way, by `core`: core.WCStatus. For an enumeration no file is read, so a program may have given up this
+# right; most records import dataclasses (record.pxi).
 
 cdef object core = sys.modules[__name__]
 cdef dict makers = {}
