@@ -163,7 +163,7 @@ def object_graphs() -> Step:
     )
 
 
-KERNEL = re.compile(r"^(?:rxe0|siw0)  (?P<test>tests/\S+::.*?) (?:FAILED|ERROR)", re.MULTILINE)
+KERNEL = re.compile(r"^(?P<device>rxe0|siw0)  (?:(?P<test>tests/\S+::.*?) (?:FAILED|ERROR)\b)?")
 KERNEL_PASSED = re.compile(r"^=+ .*?(?P<passed>\d+) passed.* in ", re.MULTILINE)
 
 
@@ -182,10 +182,21 @@ def kernel() -> Step:
 
 
 def kernel_parts(output: str) -> Parts:
-    """Nothing is said of those that passed, one by one: they are only counted."""
+    """Nothing is said of those that passed, one by one: they are only counted.
+
+    What follows a failure on the same device, up to its next failure, is what pytest shows of it.
+    """
     passed = sum(int(line["passed"]) for line in KERNEL_PASSED.finditer(output))
-    names = {f"test {number}" for number in range(passed)}
-    return Parts(names, {line["test"]: line[0] for line in KERNEL.finditer(output)})
+    found = Parts({f"test {number}" for number in range(passed)})
+    failing: dict[str, str] = {}  # on each device
+    for line in output.splitlines(keepends=True):
+        if not (match := KERNEL.match(line)):
+            continue
+        if match["test"]:
+            failing[match["device"]] = match["test"]
+        if test := failing.get(match["device"]):
+            found.failed[test] = found.failed.get(test, "") + line
+    return found
 
 
 SUITES: dict[str, Callable[[], Step]] = {

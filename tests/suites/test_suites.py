@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from suites import c_tests  # noqa: E402
 from suites.running import MOST_UNSTEADY, is_green, run_steps, table  # noqa: E402
 from suites.steps import Command, Parts, Pytest, Result, Trouble  # noqa: E402
+from suites.suites import kernel_parts  # noqa: E402
 
 GOOD = "def test_good(): pass\ndef test_also(): pass\n"
 BAD = "def test_bad(): assert 1 == 2\n"
@@ -233,3 +234,26 @@ make: Target 'check' not remade because of errors.
     assert list(parts.failed) == ["build/plain/test_b", "run-test_c"]
     assert "redefinition" in parts.failed["build/plain/test_b"]
     assert parts.failed["run-test_c"].startswith("== test_c\n")
+
+
+def test_what_the_tests_on_two_devices_say() -> None:
+    output = """[  29 s] rxe0  1 passed of 3; tests/a.py::test_one
+rxe0  tests/a.py::test_two[uvloop-a b] FAILED                    [ 66%]
+siw0  tests/b.py::test_one ERROR                                 [ 50%]
+rxe0  E   no answer on rxe0
+siw0  E   no answer on siw0
+[  49 s] siw0  1 error of 2; tests/b.py::test_two
+rxe0  tests/a.py::test_three FAILED                              [100%]
+rxe0  E   another
+
+==== rxe0, status 1 ====
+========= 2 failed, 1 passed in 1.20s =========
+"""
+    parts = kernel_parts(output)
+    assert len(parts.passed) == 1
+    assert {test: text.count("\n") for test, text in parts.failed.items()} == {
+        "tests/a.py::test_two[uvloop-a b]": 2,
+        "tests/b.py::test_one": 2,
+        "tests/a.py::test_three": 2,
+    }
+    assert "no answer on rxe0" in parts.failed["tests/a.py::test_two[uvloop-a b]"]
