@@ -11,7 +11,7 @@ from pathlib import Path
 
 import rdmanet.streams  # noqa: F401  with all below it
 from rdmanet import _core
-from rdmanet.stream import peer_memory  # noqa: F401  a server's, later
+from rdmanet.stream import listening, peer_memory  # noqa: F401  a server's, later
 
 _core.Library.embedded()
 uid = int(sys.argv[1])
