@@ -113,6 +113,14 @@ class _Loop(asyncio.SelectorEventLoop):
     def _is_done(self, _: object) -> None:
         self.at_work -= 1
 
+    async def shutdown_default_executor(self, *timeout: Any) -> None:
+        """It waits in a thread of its own until the others have ended."""
+        self.at_work += 1
+        try:
+            await super().shutdown_default_executor(*timeout)
+        finally:
+            self.at_work -= 1
+
 
 class _Selector(selectors.DefaultSelector):
     """Waits for descriptors, and not for timers."""

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import math
+import threading
 import weakref
 from typing import Any
 
@@ -143,6 +144,24 @@ def test_other_threads_are_waited_for(clock: testing.Clock):
         assert work.done()
 
     clock.run(main())
+
+
+def test_other_threads_are_waited_for_at_the_end(clock: testing.Clock):
+    """Also those whose result nobody awaits any more: the executor's end waits for them, in a thread of its own."""
+    began, ended = threading.Event(), threading.Event()
+
+    def function() -> None:
+        began.set()
+        ended.wait()
+
+    async def main() -> None:
+        work = asyncio.get_running_loop().run_in_executor(None, function)
+        began.wait()
+        work.cancel()
+        threading.Timer(0.3, ended.set).start()
+
+    clock.run(main())
+    assert ended.is_set()
 
 
 def test_keepalive(clock: testing.Clock):
