@@ -288,26 +288,56 @@ SLEEPY = """
 #include <dlfcn.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
+#include <sys/epoll.h>
 #include <unistd.h>
+
+enum { QUIET_MS = 300 };
 
 /* Set by the program: when its main thread has had nothing to do for a while, a signal comes just before it sleeps. */
 int signal_before_sleep;
 
+static bool is_about_to_sleep(void)
+{
+    return signal_before_sleep && gettid() == getpid();
+}
+
+static void interrupt(void)
+{
+    signal_before_sleep = 0;
+    raise(SIGINT);
+}
+
 int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
 {
     static int (*real)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
-    static const struct timespec quiet = {.tv_nsec = 300 * 1000 * 1000};
+    static const struct timespec quiet = {.tv_nsec = QUIET_MS * 1000 * 1000};
 
     if (!real)
         real = (int (*)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *))dlsym(RTLD_NEXT, "ppoll");
-    if (signal_before_sleep && gettid() == getpid()) {
+    if (is_about_to_sleep()) {
         int ready = real(fds, count, &quiet, NULL);
         if (ready != 0)
             return ready;
-        signal_before_sleep = 0;
-        raise(SIGINT);
+        interrupt();
     }
     return real(fds, count, timeout, mask);
+}
+
+/* It sleeps in its loop instead while this has a timer, or something to run. */
+int epoll_wait(int fd, struct epoll_event *events, int most, int timeout_ms)
+{
+    static int (*real)(int, struct epoll_event *, int, int);
+
+    if (!real)
+        real = (int (*)(int, struct epoll_event *, int, int))dlsym(RTLD_NEXT, "epoll_wait");
+    if (is_about_to_sleep() && (timeout_ms < 0 || timeout_ms > QUIET_MS)) {
+        int ready = real(fd, events, most, QUIET_MS);
+        if (ready != 0)
+            return ready;
+        interrupt();
+    }
+    return real(fd, events, most, timeout_ms);
 }
 """
 
@@ -327,7 +357,7 @@ with open_rdma_stream(sys.argv[1], int(sys.argv[2]), timeout=60) as stream:
 
 
 def test_keyboard_interrupt_just_before_it_sleeps(tmp_path):
-    """Python has looked for signals, and ppoll() does not run yet."""
+    """Python has looked for signals, and ppoll() or epoll_wait() does not run yet."""
     source, library = tmp_path / "sleepy.c", tmp_path / "sleepy.so"
     source.write_text(SLEEPY)
     compile = ["cc", "-shared", "-fPIC", str(source), "-o", str(library)]
