@@ -45,7 +45,7 @@ def AsyncEvent():
         cq: "CQ | None" = None
         srq: "SRQ | None" = None
         port_num: int | None = None
-        __match_args__ = ("event_type", "qp", "cq", "srq", "port_num")
+        _names = __match_args__ = ("event_type", "qp", "cq", "srq", "port_num")
         __dataclass_fields__ = _LateFields()
     make_named_in(AsyncEvent)
     return AsyncEvent

@@ -17,7 +17,9 @@ def record(kind):
     """Decorates the class of a record."""
     import_dataclasses()
     make_named_in(kind)
-    return dataclasses.dataclass(init=False, repr=False, eq=False)(kind)
+    made = dataclasses.dataclass(init=False, repr=False, eq=False)(kind)
+    made._names = tuple([about.name for about in dataclasses.fields(made)])
+    return made
 
 
 cdef int make_named_in(kind) except -1:
@@ -54,7 +56,11 @@ class _Signature:
 
 
 class _Record:
-    """The base of those that may be changed."""
+    """The base of those that may be changed.
+
+    :ivar _names: of its fields. What shows or compares a record imports nothing, which at the interpreter's end would
+        fail: the warning of a resource that was not closed shows records.
+    """
 
     __signature__ = _Signature()
 
@@ -84,8 +90,7 @@ class _Record:
             raise TypeError(f"{kind}() got an unexpected keyword argument {shown(name)}")
 
     def __repr__(self):
-        import_dataclasses()
-        fields = ", ".join([f"{about.name}={getattr(self, about.name)!r}" for about in dataclasses.fields(self)])
+        fields = ", ".join([f"{name}={getattr(self, name)!r}" for name in self._names])
         return f"{type(self).__qualname__}({fields})"
 
     def __eq__(self, other):
@@ -108,5 +113,4 @@ class _FrozenRecord(_Record):
 
 
 cdef tuple values_of(one):
-    import_dataclasses()
-    return tuple([getattr(one, about.name) for about in dataclasses.fields(one)])
+    return tuple([getattr(one, name) for name in one._names])

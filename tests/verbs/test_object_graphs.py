@@ -26,9 +26,11 @@ def test_in_any_order(device: Device, address: str, end: str) -> None:
             raise
 
 
-def test_alive_at_the_end_of_the_interpreter(device: Device, address: str) -> None:
+# With the second one, a record is shown when the interpreter cannot import any more.
+@pytest.mark.parametrize("seed", ["0", "372244344"])
+def test_alive_at_the_end_of_the_interpreter(device: Device, address: str, seed: str) -> None:
     """It ends, and quietly."""
-    options = ["--end", "exit", "--count", "6", "--seed", "0", "--device", device.name, "--address", address]
+    options = ["--end", "exit", "--count", "6", "--seed", seed, "--device", device.name, "--address", address]
     done = subprocess.run(
         [sys.executable, object_graphs.__file__, *options],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
