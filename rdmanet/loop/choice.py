@@ -10,6 +10,10 @@ others for `KEPT_S`, if it is still so: the loop has turned just then. By defaul
 device will map the peer's memory, which it can for a process of the same user: without that, RDMA between two processes
 of one host is emulated over TCP, and slower than TCP.
 
+Of connections that are begun at the same time, one asks the door, and the answer is all of theirs: it comes while they
+wait, as their own would. So a storm of clients costs a server one question for each process. If the answer is none that
+may be shared, since the server has workers or nobody has answered, each of them asks for itself.
+
 Other hosts have no doors that we could see. RDMA is tried if this host has an adapter, while TCP stands by (see
 connecting.py), and what came of it is remembered for `MEMORY_S`.
 
@@ -30,7 +34,6 @@ import os
 import resource
 import socket
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rdmanet.base import environment, log_rate
@@ -64,25 +67,35 @@ _ADAPTERS = "/sys/class/infiniband"
 _RNIC = b"4:"  # RDMA_NODE_RNIC, which iWARP's devices are
 
 
-@dataclass(frozen=True, slots=True)
 class Chance:
-    """RDMA is to be tried.
+    """RDMA is to be tried. (To make a dataclass takes longer than all else that a loop imports.)
 
     :ivar door: the peer's, if it is on this host; `doors.knock` closes it
     :ivar reason: why
     :ivar alone: TCP need not stand by
     :ivar place: where the door has led, if that is known already
+    :ivar is_kept: `place` was said to an earlier connection
     :ivar asked: if the peer is on this host: what was asked, the arguments of `Chooser.choose`
+    :ivar others: those who wait for the answer of the door, which another connection is asking just now: where it
+        leads, or None, if it cannot say
     """
 
-    door: doors.Found | None
-    reason: str
-    alone: bool = True
-    place: doors.Place | None = None
-    asked: tuple[str, SockAddr] | None = None
+    __slots__ = ("alone", "asked", "door", "is_kept", "others", "place", "reason")
+
+    def __init__(
+        self,
+        door: doors.Found | None,
+        reason: str,
+        alone: bool = True,
+        place: doors.Place | None = None,
+        is_kept: bool = False,
+        asked: tuple[str, SockAddr] | None = None,
+        others: list[asyncio.Future[doors.Place | None]] | None = None,
+    ) -> None:
+        self.door, self.reason, self.alone = door, reason, alone
+        self.place, self.is_kept, self.asked, self.others = place, is_kept, asked, others
 
 
-@dataclass(frozen=True, slots=True)
 class _Plain:
     """A peer that TCP is to reach.
 
@@ -91,9 +104,10 @@ class _Plain:
     :ivar signs: it holds as long as there are none of these
     """
 
-    facts: dict[str, str]
-    until: float
-    signs: tuple[bytes, ...]
+    __slots__ = ("facts", "signs", "until")
+
+    def __init__(self, facts: dict[str, str], until: float, signs: tuple[bytes, ...]) -> None:
+        self.facts, self.until, self.signs = facts, until, signs
 
 
 class Chooser:
@@ -107,6 +121,8 @@ class Chooser:
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
         self._kept: dict[tuple[str, SockAddr], tuple[doors.Place, float]] = {}  # and until when
+        # Doors that are being asked, with those who wait for that.
+        self._asking: dict[tuple[str, SockAddr], list[asyncio.Future[doors.Place | None]]] = {}
         # Knocks that have not been answered, with their loop.
         self._silent: dict[tuple[str, int], tuple[socket.socket, asyncio.AbstractEventLoop]] = {}
         self._slow: dict[tuple[str, int], tuple[float, str]] = {}  # until when, and why
@@ -169,7 +185,10 @@ class Chooser:
             self._plain[key] = _Plain(of_client(chance), until, doors.signs(address, port))
         return chance
 
-    def _choose(self, host: str, place: SockAddr, is_again: bool = False) -> Chance | str:
+    def _choose(
+        self, host: str, place: SockAddr, is_again: bool = False, for_itself: bool = False
+    ) -> Chance | str:
+        """:param for_itself: another connection's question does not count"""
         address, port = place[:2]
         selection = self._peers.select(host, address, port)
         if selection is Selection.EXCLUDED:
@@ -182,7 +201,9 @@ class Chooser:
             return why
         try:
             if (kept := self._kept_of(host, place)) is not None:
-                return Chance(None, _OFFERED, place=kept, asked=(host, place))
+                return Chance(None, _OFFERED, place=kept, is_kept=True, asked=(host, place))
+            if not for_itself and (others := self._asking.get((host, place))) is not None:
+                return Chance(None, _OFFERED, asked=(host, place), others=others)
             found = doors.find(address, port, self._lookout)
             if found is doors.NOBODY:
                 return self._choose_far(address, port)
@@ -194,7 +215,7 @@ class Chooser:
             why_not = "" if selection is Selection.NAMED else _unmapped(found)
             if why_not:
                 if _has_ended(found) and not is_again:  # another one may listen there now
-                    return self._choose(host, place, is_again=True)
+                    return self._choose(host, place, True, for_itself)
                 return why_not
             return Chance(found, _OFFERED, asked=(host, place))
         return found
@@ -208,6 +229,34 @@ class Chooser:
             return kept
         del self._kept[host, place]
         return None
+
+    async def ask(self, chance: Chance, loop: asyncio.AbstractEventLoop) -> doors.Place | None:
+        """Where a chance leads: its door is asked, if it has one, for all who choose meanwhile. None: there is no door.
+
+        :raises OSError: what doors.knock() raises
+        """
+        if chance.door is None or chance.asked is None or chance.asked in self._asking:
+            return chance.place if chance.door is None else await doors.knock(chance.door, loop)
+        others = self._asking[chance.asked] = []
+        place = None
+        try:
+            place = await doors.knock(chance.door, loop)
+        finally:
+            del self._asking[chance.asked]
+            for other in others:
+                if not other.done() and not loop.is_closed():
+                    other.set_result(place)
+        return place
+
+    async def heard(self, chance: Chance, loop: asyncio.AbstractEventLoop) -> Chance | str:
+        """A chance, or why it is TCP, for a connection that waits for the answer that another one gets."""
+        assert chance.others is not None and chance.asked is not None
+        waiter: asyncio.Future[doors.Place | None] = loop.create_future()
+        chance.others.append(waiter)
+        place = await waiter
+        if place is None or not place.listener:
+            return self._choose(*chance.asked, for_itself=True)
+        return Chance(None, chance.reason, place=place, asked=chance.asked)
 
     def keep(self, chance: Chance, place: doors.Place | None) -> None:
         """There is a connection where a door has led, by the embedded device."""

@@ -27,7 +27,6 @@ import functools
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdmanet.base.scopes import with_scope
@@ -62,21 +61,20 @@ Connected = tuple[asyncio.BaseTransport, asyncio.BaseProtocol]
 _T = TypeVar("_T")
 
 
-@dataclass(slots=True)
 class Wanted:
     """A call of create_connection() with a host and a port: its arguments.
 
     :ivar kwds: those that only the loop's own method knows, and those of TLS
     """
 
-    factory: Factory
-    host: str
-    port: int | str
-    family: int
-    proto: int
-    flags: int
-    ssl: Any
-    kwds: dict[str, Any]
+    __slots__ = ("factory", "family", "flags", "host", "kwds", "port", "proto", "ssl")
+
+    def __init__(
+        self, factory: Factory, host: str, port: int | str, family: int, proto: int, flags: int, ssl: Any,
+        kwds: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.factory, self.host, self.port = factory, host, port
+        self.family, self.proto, self.flags, self.ssl, self.kwds = family, proto, flags, ssl, kwds
 
     @property
     def has_happy_eyeballs(self) -> bool:
@@ -107,7 +105,7 @@ class Wanted:
 class Attempt:
     """One attempt at an RDMA connection, whose protocol is made only if nobody has given it up."""
 
-    def __init__(self, base: Base, settings: Settings, wanted: Wanted) -> None:
+    def __init__(self, base: Base, settings: Settings, chooser: Chooser, wanted: Wanted) -> None:
         self.is_made = False
         """The program's factory was called: there is no way back to TCP."""
         self.protocol: asyncio.BaseProtocol | None = None
@@ -124,8 +122,7 @@ class Attempt:
         self.is_embedded = False
         """The embedded device has made the connection."""
         self._inquiry: Inquiry | None = None
-        self._base = base
-        self._settings = settings
+        self._base, self._settings, self._chooser = base, settings, chooser
         self._wanted = wanted
 
     def make_protocol(self) -> asyncio.BaseProtocol:
@@ -158,10 +155,7 @@ class Attempt:
         :raises SilentError: the server's loop does not answer
         :raises OSError: RDMA does not reach the peer, or an error of the factory if `is_made`
         """
-        if chance.door is not None:
-            self.place = await doors.knock(chance.door, self._base.loop)
-        else:
-            self.place = chance.place
+        self.place = await self._chooser.ask(chance, self._base.loop)
         loading.load()
         from rdmanet.stream.addresses import libraries_for
         from rdmanet.stream.loop_context import loop_context_for
@@ -174,9 +168,8 @@ class Attempt:
         )  # fmt: skip
         self.layer = None if tls is None else Layer(tls, self._base.loop, self._make_own)
         libraries = libraries_for(address, None)
-        if self.place is None or chance.place is not None:
-            is_wanted = chance.place is not None
-            libraries = [library for library in libraries if library.embedded_device is is_wanted]
+        if self.place is None or chance.is_kept:
+            libraries = [library for library in libraries if library.embedded_device is chance.is_kept]
         failure: OSError = ConnectionRefusedError("no RDMA device reaches it")
         config = self._settings.config(chance.reason)
         for library in libraries:
@@ -238,7 +231,7 @@ async def create_connection(
         if isinstance(chance, str) and (is_the_loops or chooser.excludes_tcp()):
             reasons.append(chance)
             continue
-        attempt = Attempt(base, settings, wanted)
+        attempt = Attempt(base, settings, chooser, wanted)
         try:
             taken, reason = await _reach(base, chooser, attempt, address, chance, is_the_loops)
         except OSError as exc:
@@ -336,13 +329,18 @@ async def try_rdma(
     :param lost: called with a TCP socket that was connected, but later than RDMA
     :raises OSError: TCP was tried, too, and has failed; or an error of the factory if the attempt `is_made`
     """
+    if chance.others is not None:
+        heard = await chooser.heard(chance, base.loop)
+        if isinstance(heard, str):
+            return heard
+        chance = heard
     if chance.alone or chooser.excludes_tcp():
         try:
             transport = await _in_time(attempt, address, chance)
         except OSError as exc:
             if attempt.is_made:
                 raise
-            if chance.place is not None and chance.asked is not None and not isinstance(exc, TimeoutError):
+            if chance.is_kept and chance.asked is not None and not isinstance(exc, TimeoutError):
                 chance_now = chooser.choose_anew(chance.asked)  # the server may have ended, or begun again
                 if isinstance(chance_now, str):
                     return chance_now

@@ -55,7 +55,6 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rdmanet.loop import kernel, trust
@@ -217,7 +216,6 @@ os.register_at_fork(after_in_child=_forked)
 # -- the client's side -------------------------------------------------------------------------------------
 
 
-@dataclass
 class Found:
     """A door that may be believed, and a connection to it.
 
@@ -225,10 +223,8 @@ class Found:
     :ivar speaker: who has the door
     """
 
-    socket: socket.socket
-    speaker: Speaker
-    address: str
-    port: int
+    def __init__(self, socket: socket.socket, speaker: Speaker, address: str, port: int) -> None:
+        self.socket, self.speaker, self.address, self.port = socket, speaker, address, port
 
 
 class SilentError(TimeoutError):

@@ -129,7 +129,7 @@ class Standins:
             chance = self._chooser.choose(host, address)
             if not isinstance(chance, str):
                 wanted = Wanted(Waiting, host, port, sock.family, 0, 0, None, {})
-                attempt = Attempt(self._base, self.settings, wanted)
+                attempt = Attempt(self._base, self.settings, self._chooser, wanted)
 
                 async def by_tcp() -> socket.socket:
                     await self._base.sock_connect(sock, address)

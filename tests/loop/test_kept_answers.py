@@ -53,6 +53,67 @@ async def test_answers_get_old(knocks: list[int], monkeypatch: pytest.MonkeyPatc
         assert knocks == [port] * 3
 
 
+async def test_one_asks_for_all_who_connect_at_once(
+    knocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "KEPT_S", -1.0)
+    async with serving() as (_, port):
+        assert await asyncio.gather(*(reached(port) for _ in range(20))) == ["rdma"] * 20
+        assert knocks == [port]
+
+
+async def test_who_waits_for_anothers_answer_asks_when_that_one_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    knock, knocked = doors.knock, []
+
+    async def first_waits(found: doors.Found, loop: asyncio.AbstractEventLoop) -> doors.Place:
+        knocked.append(asyncio.current_task())
+        if len(knocked) == 1:
+            with found.socket:
+                await loop.create_future()
+        return await knock(found, loop)
+
+    monkeypatch.setattr(doors, "knock", first_waits)
+    monkeypatch.setattr(inquiry, "ASK_S", 1000.0)
+    async with serving() as (_, port):
+        tasks = [asyncio.create_task(reached(port)) for _ in range(4)]
+        await until_seen(lambda: knocked)
+        tasks[1].cancel()  # one that waits, which changes nothing for the others
+        tasks[0].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert list(map(type, found[:2])) == [asyncio.CancelledError] * 2 and found[2:] == ["rdma"] * 2
+        assert knocked == [tasks[0], *tasks[2:]]
+
+
+async def test_what_is_not_for_all_is_asked_by_each(
+    knocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server deals connections out to its workers at the door, and says so by naming no listener for all."""
+    knock = doors.knock
+
+    async def of_workers(found: doors.Found, loop: asyncio.AbstractEventLoop) -> doors.Place:
+        return (await knock(found, loop))._replace(listener=0)
+
+    monkeypatch.setattr(doors, "knock", of_workers)
+    async with serving() as (_, port):
+        assert await asyncio.gather(*(reached(port) for _ in range(4))) == ["rdma"] * 4
+        assert knocks == [port] * 4
+
+
+async def test_all_who_wait_for_a_server_that_is_silent_take_tcp(
+    knocks: list[int], listener: socket.socket
+) -> None:
+    port, descriptor = listener.getsockname()[1], listener.fileno()
+    door = Door("127.0.0.1", port, lambda: Answer(port, descriptor))  # never opened
+    connect = asyncio.get_running_loop().create_connection
+    made = await asyncio.gather(*(connect(Recorder, "127.0.0.1", port) for _ in range(4)))
+    assert [fabric(transport) for transport, _ in made] == ["tcp"] * 4 and knocks == [port]
+    for transport, _ in made:
+        transport.abort()
+    door.close()
+
+
 async def test_another_server_of_the_port_is_asked(knocks: list[int]) -> None:
     loop = asyncio.get_running_loop()
     async with serving() as (_, port):
@@ -168,6 +229,14 @@ async def test_nothing_is_kept_for_an_adapter(knocks: list[int], tried: Any) -> 
         names = tried(reaches=True)
         assert [await reached(port) for _ in range(2)] == ["rdma"] * 2
         assert names == ["adapter"] * 2 and knocks == [port] * 2
+
+
+async def test_what_one_asks_for_all_leads_all_to_an_adapter(knocks: list[int], tried: Any) -> None:
+    """The answer is of this moment: it is not kept for anybody who comes later."""
+    async with serving() as (_, port):
+        names = tried(reaches=True)
+        assert await asyncio.gather(*(reached(port) for _ in range(4))) == ["rdma"] * 4
+        assert names == ["adapter"] * 4 and knocks == [port]
 
 
 async def test_what_is_kept_leads_to_no_adapter(knocks: list[int], tried: Any) -> None:

@@ -207,7 +207,7 @@ async def test_nothing_is_made_when_the_time_is_up(monkeypatch):
 
 def attempt() -> connecting.Attempt:
     wanted = cast(Any, SimpleNamespace(factory=Recorder))
-    return connecting.Attempt(cast(Any, None), cast(Any, None), wanted)
+    return connecting.Attempt(cast(Any, None), cast(Any, None), cast(Any, None), wanted)
 
 
 async def test_if_both_fail_it_is_tcps_error(slow, monkeypatch):
