@@ -29,6 +29,7 @@
 #include <linux/rtnetlink.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <netpacket/packet.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,6 +170,15 @@ static void found_add(struct found *found, const union ibv_gid *gid, uint32_t in
 	found->count++;
 }
 
+/* An interface's number, which the list has with its link; 0 and errno.  An alias is no link, and is asked for. */
+static uint32_t number_of(const char *name, const struct ifaddrs *each)
+{
+	for (; each; each = each->ifa_next)
+		if (each->ifa_addr && each->ifa_addr->sa_family == AF_PACKET && !strcmp(each->ifa_name, name))
+			return (uint32_t)((const struct sockaddr_ll *)(const void *)each->ifa_addr)->sll_ifindex;
+	return if_nametoindex(name);
+}
+
 /* 127.0.0.1 is there always, so that a program on a host without any network finds an address. False: some may be
  * missing. */
 static bool find(struct found *found)
@@ -185,14 +195,14 @@ static bool find(struct found *found)
 		return false;
 	}
 	for (struct ifaddrs *each = list; each; each = each->ifa_next) {
-		uint32_t interface = if_nametoindex(each->ifa_name);
+		uint32_t interface = number_of(each->ifa_name, list);
+		int family = each->ifa_addr ? each->ifa_addr->sa_family : AF_UNSPEC;
 
 		complete &= interface || errno == ENODEV;
 		if (!(each->ifa_flags & IFF_UP) || !interface)
 			continue;
 		found->link |= each->ifa_flags & IFF_RUNNING && !(each->ifa_flags & IFF_LOOPBACK);
-		if (!each->ifa_addr ||
-		    (each->ifa_addr->sa_family != AF_INET && each->ifa_addr->sa_family != AF_INET6))
+		if (family != AF_INET && family != AF_INET6)
 			continue;
 		rn_gid_of(each->ifa_addr, &gid);
 		if (rank_of(&gid, &first) != IPV4_LOOPBACK && (!table.local_only || is_loopback(&gid)))
@@ -202,15 +212,10 @@ static bool find(struct found *found)
 	return complete;
 }
 
-static bool is_same(const struct entry *a, const struct entry *b)
-{
-	return a->interface == b->interface && !memcmp(&a->gid, &b->gid, sizeof a->gid);
-}
-
 static bool is_among(const struct entry *entry, const struct entry *entries, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++)
-		if (is_same(entry, &entries[i]))
+		if (entries[i].interface == entry->interface && rn_gid_is_same(&entries[i].gid, &entry->gid))
 			return true;
 	return false;
 }
