@@ -27,6 +27,8 @@ def load(serves: bool = False) -> None:
         import rdmanet.transport  # noqa: F401
 
         if serves:
+            import ctypes  # noqa: F401  without it, nobody knows what a TCP listener refuses (serving.py)
+
             import rdmanet.stream.listening  # noqa: F401
     except (ImportError, OSError) as exc:
         if may_work_again(exc):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 AUTO = "auto"
@@ -31,11 +30,11 @@ class Selection(Enum):
     """RDMA, if the peer expects it."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Pattern:
-    host: str
-    network: ipaddress.IPv4Network | ipaddress.IPv6Network | None
-    port: int | None
+    def __init__(
+        self, host: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | None, port: int | None
+    ) -> None:
+        self.host, self.network, self.port = host, network, port
 
     def matches(self, host: str, address: str, port: int) -> bool:
         if self.port is not None and self.port != port:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import logging
 import os
@@ -478,6 +477,10 @@ def _why_tcp_alone(tcp: Any) -> str:
 
 
 def _has_filter(fd: int) -> bool:
+    try:
+        import ctypes  # here, for clients do without; servers import it once more (loading.py)
+    except ImportError:
+        return False  # and there is no RDMA for that
     # The length is that of the filter, in instructions, and 0 asks for it; socket.getsockopt() cannot say that.
     length = ctypes.c_uint32(0)
     failed = ctypes.CDLL(None).getsockopt(fd, socket.SOL_SOCKET, _SO_GET_FILTER, None, ctypes.byref(length))

@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import fcntl
 import logging
@@ -120,6 +119,8 @@ def reserve(address: str, takes_both: bool) -> socket.socket:
 
 
 def _attach_filter(sock: socket.socket) -> None:
+    import ctypes  # loading.py has imported it, for servers
+
     code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     program = struct.pack("HP", 1, ctypes.addressof(code))  # struct sock_fprog
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

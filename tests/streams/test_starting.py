@@ -79,6 +79,31 @@ asyncio.run(main())
 print(*(name for name in asked.names if not name.startswith("rdmanet")))
 """
 
+SWITCHED_SERVER = """
+import rdmanet
+
+async def main():
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    print(*[server.sockets[0].getsockname()[1]] * 3, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    server.close()
+    await server.wait_closed()
+rdmanet.run(main())
+"""
+
+SWITCHED_ECHO = f"""
+import {OTHERS.replace(" ", ", ")}
+asked = Asked()
+import rdmanet
+async def main():
+    reader, writer = await asyncio.open_connection("127.0.0.1", ECHO)
+    assert writer.get_extra_info("fabric") == "rdma"
+    await say(reader, writer)
+    await close(writer)
+rdmanet.run(main(), loop_factory=asyncio.SelectorEventLoop)
+print(*(name for name in asked.names if not name.startswith("rdmanet")))
+"""
+
 CLIENT = """
 import rdmanet
 
@@ -224,9 +249,9 @@ def words_of(code: str) -> list[str]:
     return said.split()
 
 
-def words_of_client(code: str) -> list[str]:
+def words_of_client(code: str, servers: str = SERVER) -> list[str]:
     """The same of a program that connects to servers in another one, by the ports OFFER, ABORT and ECHO."""
-    with started(SERVER, stdin=subprocess.PIPE) as server:
+    with started(servers, stdin=subprocess.PIPE) as server:
         assert server.stdin is not None and server.stdout is not None
         ports = ", ".join(server.stdout.readline().split())
         words = words_of(f"OFFER, ABORT, ECHO = {ports}\n{code}")
@@ -237,6 +262,11 @@ def words_of_client(code: str) -> list[str]:
 
 def test_what_one_echo_imports_of_others() -> None:
     assert words_of_client(ONE_ECHO) == []
+
+
+def test_what_a_switched_echo_imports_of_others() -> None:
+    """Neither what servers take, as ctypes, nor what makes records."""
+    assert set(words_of_client(SWITCHED_ECHO, SWITCHED_SERVER)) == {"fnmatch", "termios"}
 
 
 def test_one_echo_imports_nothing_of_servers_and_of_memory() -> None:
