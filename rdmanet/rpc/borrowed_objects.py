@@ -30,6 +30,12 @@ from rdmanet.rpc.stats import counters_of
 from rdmanet.rpc.streaming import Cut, Results
 
 
+class _ToClient(Channel):
+    """By which a server calls."""
+
+    _who = "client"
+
+
 class Borrower(Inners):
     """The objects that a server has got on one connection."""
 
@@ -55,7 +61,7 @@ class Borrower(Inners):
             raise exceeded("objects", self._limits.objects, f"{len(self.open)} objects are lent")
         schema = schema_of(service)
         counters = counters_of(schema)
-        channel = Channel(schema, self._limits, None, counters)
+        channel = _ToClient(schema, self._limits, None, counters)
         channel.link._on_unfinished = functools.partial(self._unfinished_is, number)
         self.hear()
         self.begin(number, channel.link)

@@ -64,9 +64,12 @@ from rdmanet.rpc.turns import Turns
 class Channel:
     """A client's connection.
 
+    :param counters: of the methods; None: it has its own
     :ivar link: the protocol of its transport
     :ivar book: its unfinished calls
     """
+
+    _who = "server"  # what its errors call the other side
 
     def __init__(
         self,
@@ -75,9 +78,6 @@ class Channel:
         keepalive: float | None = None,
         counters: list[Counter] | None = None,
     ) -> None:
-        """
-        :param counters: of the methods; None: it has its own
-        """
         self.loop = asyncio.get_running_loop()
         self.schema = schema
         self.limits, self._most = limits, limits.decoded_bytes
@@ -118,7 +118,7 @@ class Channel:
             async with asyncio.timeout(self.limits.hello_seconds):
                 await self._greeting
         except TimeoutError:
-            text = f"the server did not say Hello in {self.limits.hello_seconds} s"
+            text = f"the {self._who} did not say Hello in {self.limits.hello_seconds} s"
             raise not_begun(Error(Code.UNAVAILABLE, text)) from None
         except Error:  # refers to this frame by its traceback, and must not be kept
             self._greeting = self.loop.create_future()
@@ -130,7 +130,7 @@ class Channel:
         if self._greeting.done():  # it took too long
             return
         try:
-            self._numbers, self._fitted = self.schema.agreed(hello)
+            self._numbers, self._fitted = self.schema.agreed(hello, self._who)
         except Error as exc:
             self._greeting.set_exception(exc)
             self.link.close()
@@ -162,7 +162,7 @@ class Channel:
         self._places.end()
 
     def _on_goaway(self, message: Goaway) -> None:
-        self.refuse(f"the server takes no new calls ({message.reason})")
+        self.refuse(f"the {self._who} takes no new calls ({message.reason})")
         if message.taken is not None:
             self._taken = message.taken
 

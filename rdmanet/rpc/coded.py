@@ -56,4 +56,4 @@ class Coded:
 
     def wrong_result(self, exc: BaseException) -> Error:
         """The error for a result that is not of its type."""
-        return Error(Code.INTERNAL, f"{self.label}: the server's result is not of its type: {exc}")
+        return Error(Code.INTERNAL, f"{self.label}: the result that has come is not of its type: {exc}")

@@ -52,7 +52,7 @@ class Discovered(Schema):
     def fitted(self, raw: Any) -> list[Method]:
         return self.numbered
 
-    def understands(self, raw: Any, server_name: str = "") -> dict[str, int]:
+    def understands(self, raw: Any, server_name: str = "", who: str = "server") -> dict[str, int]:
         """Take the server's schema for ours."""
         self.described, self.structs = decode_description(raw)
         _check(self.described, self.structs)

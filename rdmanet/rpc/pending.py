@@ -188,7 +188,7 @@ class Pending:
 
 def _refused(what: str, exc: Error) -> Error:
     """The error of a call whose method says more than this side accepts."""
-    return Error(exc.code, f"the server's {what} metadata: {exc.text}")
+    return Error(exc.code, f"the method's {what} metadata: {exc.text}")
 
 
 async def pump(link: Link, pending: Pending, items: Any, abandon: Callable[[Pending], bool]) -> None:

@@ -74,10 +74,11 @@ class Schema:
         """SHA-256 of the description in msgpack."""
         return hashlib.sha256(self.encoded).digest()
 
-    def understands(self, raw: Any, server_name: str = "") -> dict[str, int]:
+    def understands(self, raw: Any, server_name: str = "", who: str = "server") -> dict[str, int]:
         """Compare with the schema of a server, as it came by the wire: the server's numbers of our methods.
 
         :param server_name: what the server calls the service
+        :param who: what the server is called in errors
 
         Methods that the server does not have are left out: calling them is UNIMPLEMENTED.
 
@@ -91,22 +92,22 @@ class Schema:
         if not known and self.numbered:
             raise Error(
                 Code.FAILED_PRECONDITION,
-                f"the server has none of the methods of {self.name}; it has {', '.join(sorted(numbers)[:10])}",
+                f"the {who} has none of the methods of {self.name}; it has {', '.join(sorted(numbers)[:10])}",
             )
         lines: list[str] = []
         try:
             for found, there in known:
                 lines += _method_differences(found, there, ours, theirs)
         except (KeyError, IndexError, TypeError, ValueError, RecursionError):
-            raise ProtocolError("the server's schema refers to what is not in it") from None
+            raise ProtocolError(f"the {who}'s schema refers to what is not in it") from None
         if lines:
             shown = "; ".join(lines[:5]) + ("; and more" if lines[5:] else "")
             ours_too = "ours" if server_name in ("", self.name) else f"our {self.name}"
-            text = f"the server's {server_name or self.name} differs from {ours_too}: {shown}"
+            text = f"the {who}'s {server_name or self.name} differs from {ours_too}: {shown}"
             raise Error(Code.FAILED_PRECONDITION, text)
         return {found.name: numbers[found.name] for found, _ in known}
 
-    def agreed(self, hello: Any) -> tuple[list[int | None], list[Method]]:
+    def agreed(self, hello: Any, who: str = "server") -> tuple[list[int | None], list[Method]]:
         """What the server's Hello makes of our methods: its numbers of them, and how they are called there.
 
         The second is empty if it has the same version. :raises Error, ProtocolError: as for `understands`, and
@@ -114,10 +115,10 @@ class Schema:
         """
         if hello.services is not None:
             has = ", ".join(hello.services[:10]) + ", ..." * (len(hello.services) > 10)
-            raise Error(Code.UNIMPLEMENTED, f"the server has {has}, and no {self.name}")
+            raise Error(Code.UNIMPLEMENTED, f"the {who} has {has}, and no {self.name}")
         if hello.digest == self.digest:
             return [method.number for method in self.numbered], []
-        known = self.understands(hello.methods, hello.service)
+        known = self.understands(hello.methods, hello.service, who)
         return [known.get(method.name) for method in self.numbered], self.fitted(hello.methods)
 
     def fitted(self, raw: Any) -> list[Method]:

@@ -357,7 +357,7 @@ async def test_wrong_metadata_of_an_answer_fails_its_call_alone(net: Net, kind: 
         with pytest.raises(rpc.Error) as caught:
             await rpc.options(client, response=rpc.Response()).add(1, 2)
         assert caught.value.code in (rpc.Code.INVALID_ARGUMENT, rpc.Code.RESOURCE_EXHAUSTED)
-        assert f"the server's {kind} metadata" in caught.value.text
+        assert f"the method's {kind} metadata" in caught.value.text
         assert not channel(client).link.is_over
 
 

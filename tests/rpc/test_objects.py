@@ -685,6 +685,7 @@ async def test_versions_that_do_not_fit(net: Net):
     client = await net.connect(classes["New"], await net.serve(Calls()))
     error = await failure(client.tell("x", Ear()))
     assert error.code is Code.FAILED_PRECONDITION and "times is unknown there" in error.text
+    assert "the client's Listener differs from ours" in error.text
 
 
 # ---- A client that waits -------------------------------------------------------------------------------------
