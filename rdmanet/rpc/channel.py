@@ -25,7 +25,7 @@ from typing import Any
 
 from rdmanet.rpc import lending
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
-from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, own
 from rdmanet.rpc.fetching import Fetching
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Loans, goes_by_reference, lend, memory_in_message, prepared
@@ -247,7 +247,8 @@ class Channel:
                     if not call.waits or len(book) < book.calls_max:
                         return
         except TimeoutError:
-            raise not_begun(late()) from None
+            is_own = call.waits and self._is_full()  # else the server does not read
+            raise not_begun(own(late()) if is_own else late()) from None
 
     async def _lend(
         self,
@@ -290,11 +291,11 @@ class Channel:
                 raise not_sent(self.refusal, self._refusal_code)
             there = self._numbers[method.number]
             if there is None:
-                raise Error(Code.UNIMPLEMENTED, f"the server does not have {method.label}")
+                raise own(Error(Code.UNIMPLEMENTED, f"the {self._who} does not have {method.label}"))
             pending.begun_at = self.loop.time()
             left_us = None if deadline is None else int((deadline - pending.begun_at) * 1e6)
             if left_us is not None and left_us <= 0:
-                raise late()
+                raise own(late())
             number = pending.number = self.book.begin(method.kind, pending, inflow, outflow)
             pending.place = self.book.begun
             if self._places.busy:

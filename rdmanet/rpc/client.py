@@ -34,7 +34,7 @@ from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Pool
 from rdmanet.rpc.resolving import Resolver, Servers, addresses_of
 from rdmanet.rpc.response import Response
-from rdmanet.rpc.retry import Retry
+from rdmanet.rpc.retry import OF_SEVERAL, Retry
 from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
 from rdmanet.rpc.streaming import Cut, Results
@@ -50,6 +50,7 @@ class _Same:
 
 
 _SAME: Final[Any] = _Same()
+_RETRY: Final = Retry()
 
 
 def connect(
@@ -156,7 +157,7 @@ async def _opened(
     schema = schema_of(service)
     resolver = host if isinstance(host, Resolver) else None
     if resolver is not None or lazy:
-        retry = retry or Retry()
+        retry = retry or _RETRY
     servers = [] if isinstance(host, Resolver) else _addresses(host, port)
     counters = counters_of(schema)
     silence = checked_keepalive("connect", keepalive)
@@ -180,10 +181,11 @@ async def _opened(
             for name in sorted(retry.methods):
                 if name not in schema.methods:
                     raise ValueError(f"rpc.connect: Retry: {schema.name} has no method {shown(name)}")
-            if retry.hedge_seconds is not None and policy != "spread":
-                raise ValueError(
-                    'rpc.connect: Retry(hedge_seconds=) is for several servers: add policy="spread"'
-                )
+            for name in OF_SEVERAL if policy != "spread" else ():
+                if getattr(retry, name) != getattr(_RETRY, name):
+                    raise ValueError(
+                        f'rpc.connect: Retry({name}=) is for several servers: add policy="spread"'
+                    )
         if resolver is not None:
             _no_port(port)
             servers = await resolver.addresses()
@@ -202,7 +204,7 @@ async def _opened(
         elif len(servers) == 1:
             caller = await dial(servers[0][0])
         else:
-            caller = await first_of([address for address, _ in servers], dial, Retry().connect_seconds)
+            caller = await first_of([address for address, _ in servers], dial, _RETRY.connect_seconds)
     except OSError as exc:
         raise no_connection(exc) from exc
     calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller

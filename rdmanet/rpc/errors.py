@@ -70,6 +70,8 @@ class Error(Exception):
     traceback: str | None
     begun: bool
     trailing_metadata: Mapping[str, str | bytes] = MappingProxyType({})
+    _is_own = False
+    """Whether the caller's side has raised it, so that it says nothing of the server."""
 
     def __init__(self, code: Code, text: str = "", details: Any = None, traceback: str | None = None) -> None:
         if not isinstance(text, str):
@@ -129,6 +131,12 @@ ENDS_THE_PROGRAM: Final = (KeyboardInterrupt, SystemExit)
 def not_begun(error: Error) -> Error:
     """The same error, of a call whose method has not begun."""
     error.begun = False
+    return error
+
+
+def own(error: Error) -> Error:
+    """The same error, which the caller's side has raised: it says nothing of the server."""
+    error._is_own = True
     return error
 
 

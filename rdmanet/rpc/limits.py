@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from rdmanet.errors import shown
-from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.errors import Code, Error, own
 from rdmanet.rpc.messages import MESSAGE_BYTES_LEAST
 
 __all__ = ["Limits"]
@@ -124,4 +124,4 @@ def exceeded(name: str, limit: int, what: str) -> Error:
     :param name: the field of `Limits`
     :param what: what there would be, with its number
     """
-    return Error(Code.RESOURCE_EXHAUSTED, f"{what}: the limit {name} is {limit}")
+    return own(Error(Code.RESOURCE_EXHAUSTED, f"{what}: the limit {name} is {limit}"))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.call_metadata import Metadata
-from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, not_taken
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, not_taken, own
 from rdmanet.rpc.lending import Into, loan_of
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
@@ -208,6 +208,8 @@ async def pump(link: Link, pending: Pending, items: Any, abandon: Callable[[Pend
     except BaseException as exc:
         if abandon(pending):
             pending.fail(exc)
+            if isinstance(exc, Error):
+                own(exc)
         if isinstance(exc, ENDS_THE_PROGRAM):
             raise
     finally:
@@ -216,6 +218,6 @@ async def pump(link: Link, pending: Pending, items: Any, abandon: Callable[[Pend
 
 def cancelled(cause: BaseException) -> Error:
     """The error of a call whose stream was cancelled."""
-    error = Error(Code.CANCELLED, "the caller's stream was cancelled")
+    error = own(Error(Code.CANCELLED, "the caller's stream was cancelled"))
     error.__cause__ = cause
     return error

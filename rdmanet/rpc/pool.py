@@ -7,9 +7,9 @@ one connection, to the first of them that answers. With the policy "first" there
 "spread" one for each.
 
 With "spread" a call goes to the connection with the fewest unfinished calls for its weight, by lot among equals.
-Servers that fail count as busy, and are left out for a while (slot.py), if a failure speaks of the server and not of
-the call (_OF_THE_SERVER). A call that a server did not take (UNAVAILABLE, and not begun) goes to a server that it has
-not been to, if there is one, also without `retry`.
+Servers that fail count as busy, and are left out for a while (slot.py), if a failure speaks of the server: not of the
+call (_OF_THE_SERVER), nor of this side, which has raised it (errors.own). A call that a server did not take
+(UNAVAILABLE, and not begun) goes to a server that it has not been to, if there is one, also without `retry`.
 
 Connections are made when calls want them. A call that finds none waits for the next, and starts a task in each slot
 that connects. All waiting calls share it. When the last one has gone, the tasks are cancelled. So a client that nobody
@@ -106,6 +106,7 @@ class Pool:
         """The address of the server that got the last call."""
         self._dial = dial
         self._retry = retry
+        self._how = retry or Retry()
         self._slots = (
             [Slot([address], weight) for address, weight in servers]
             if spread
@@ -209,14 +210,16 @@ class Pool:
     def _repeats_after(self, slot: Slot, channel: Channel, tried: Tried, error: Error) -> float | None:
         """In how many seconds a call that has failed is made again; None: it is not."""
         if self._is_spread:
-            if error.code in _OF_THE_SERVER:
-                slot.blame(self.loop.time())
+            if error._is_own:
+                pass  # it was not heard
+            elif error.code in _OF_THE_SERVER:
+                slot.blame(self.loop.time(), self._how)
             else:
                 slot.row = 0  # it has done what it was asked to
             if self._goes_elsewhere(slot, tried, error):
                 return 0.0
         is_lost = error.code is Code.UNAVAILABLE and channel.refusal is not None
-        if not is_lost:
+        if not is_lost and not error._is_own:
             slot.failures = 0  # the server has answered
         retry = self._retry
         if retry is None or not (is_lost or error.code in retry.codes):
@@ -355,7 +358,7 @@ class Pool:
             if retired is not None:
                 self._retire(retired)
             try:
-                slot.channel = await first_of(slot.addresses, dial, self._seconds)
+                slot.channel = await first_of(slot.addresses, dial, self._how.connect_seconds)
             except BaseException as exc:
                 this = asyncio.current_task()
                 if isinstance(exc, asyncio.CancelledError) and this is not None and this.cancelling():
@@ -425,10 +428,6 @@ class Pool:
             if any(each.usable for each in self._slots):  # nobody need wait
                 log_rate.warn(logger, f"rpc connect {id(self)}", "%s", self._error.text)
         self._error.__cause__ = exc
-
-    @property
-    def _seconds(self) -> float:
-        return (self._retry or Retry()).connect_seconds
 
     def _retire(self, channel: Channel) -> None:
         """This connection takes no new calls. The server closes it when those that run have ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime  # noqa: F401  before msgspec, see credit.py
 import random
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 
@@ -12,6 +13,9 @@ from rdmanet.errors import shown
 from rdmanet.rpc.errors import Code
 
 __all__ = ["Retry"]
+
+OF_SEVERAL: Final = ("hedge_seconds", "eject_failures", "eject_seconds", "eject_most_seconds")
+"""Options that say something only where calls are spread."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +37,10 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     :ivar methods: names of methods that are idempotent, though their class does not say so
     :ivar hedge_seconds: with ``policy="spread"``, a call of an idempotent method that has no result after so long is
         made at another server, too. The first result counts, and the other call is cancelled. None: it is not
+    :ivar eject_failures: with ``policy="spread"``, after how many failures in a row a server gets no calls for a while.
+        None: it always gets some
+    :ivar eject_seconds: for how long; twice as long each time that its first call after that fails
+    :ivar eject_most_seconds: for how long at most
     :raises TypeError: one of `codes` is no `Code`, or of `methods` no text
     """
 
@@ -45,6 +53,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     codes: Collection[Code] = frozenset()
     methods: Collection[str] = frozenset()
     hedge_seconds: float | None = None
+    eject_failures: int | None = 5
+    eject_seconds: float = 1.0
+    eject_most_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         for name, type_ in (("codes", Code), ("methods", str)):
@@ -52,17 +63,17 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(given, str) or not all(isinstance(each, type_) for each in given):
                 raise TypeError(f"Retry: {name}={shown(given)} is no collection of {type_.__name__}")
             msgspec.structs.force_setattr(self, name, frozenset(given))
-        for name in ("first_seconds", "most_seconds", "connect_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Retry: {name}={shown(getattr(self, name))} is not more than 0 seconds")
-        if self.hedge_seconds is not None and not self.hedge_seconds > 0:
-            raise ValueError(f"Retry: hedge_seconds={shown(self.hedge_seconds)} is not more than 0 seconds")
+        for name in self.__struct_fields__:
+            given = getattr(self, name)
+            if name.endswith("_seconds") and (name, given) != ("hedge_seconds", None) and not given > 0:
+                raise ValueError(f"Retry: {name}={shown(given)} is not more than 0 seconds")
         if not self.factor >= 1:
             raise ValueError(f"Retry: factor={shown(self.factor)} is not 1 or more")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"Retry: jitter={shown(self.jitter)} is not between 0 and 1")
-        if self.attempts is not None and not self.attempts >= 1:
-            raise ValueError(f"Retry: attempts={shown(self.attempts)} is not 1 or more")
+        for name in ("attempts", "eject_failures"):
+            if (given := getattr(self, name)) is not None and not given >= 1:
+                raise ValueError(f"Retry: {name}={shown(given)} is not 1 or more")
 
     def delay(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row: 0 after none."""

@@ -6,8 +6,8 @@ A server that fails at once has no unfinished calls, and would get nearly all. T
 
     each failure     counts as an unfinished call, whose weight halves every FAILURE_HALVES_S. So one that fails now and
                      then gets fewer calls than the others
-    several in a row EJECTING_FAILURES of them, and it gets none for EJECTED_S: it is ejected. Then it gets calls again;
-                     if the first one fails, it is ejected for twice as long, up to EJECTED_MOST_S
+    several in a row `Retry.eject_failures` of them, and it gets none for `eject_seconds`: it is ejected. Then it gets
+                     calls again; if the first one fails, it is ejected for twice as long, up to `eject_most_seconds`
 
 A call that it serves ends the row, also by an error that is the call's. If more than half of the connected
 servers would be ejected, none is: then it is not the servers (pool.py).
@@ -21,11 +21,9 @@ from typing import Final
 
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.dialing import Address
+from rdmanet.rpc.retry import Retry
 
 FAILURE_HALVES_S: Final = 2.0
-EJECTING_FAILURES: Final = 5
-EJECTED_S: Final = 1.0
-EJECTED_MOST_S: Final = 60.0
 
 
 class Slot:
@@ -68,17 +66,21 @@ class Slot:
         self._blamed_at = 0.0
         self._ejected_until = 0.0
 
-    def blame(self, now: float) -> None:
+    def blame(self, now: float, how: Retry) -> None:
         """A call has failed, and it may be the server's fault."""
         self._blame, self._blamed_at = self._weight(now) + 1, now
-        if now >= self._ejected_until:  # calls that were there before say nothing new
-            self.row += 1
-            if (times := self.row - EJECTING_FAILURES) >= 0:
-                self._ejected_until = now + min(EJECTED_S * 2.0 ** min(times, 10), EJECTED_MOST_S)
+        if self.is_ejected(now):
+            return  # calls that were there before say nothing new
+        self.row += 1
+        if how.eject_failures is not None and (times := self.row - how.eject_failures) >= 0:
+            seconds = how.eject_seconds * 2.0 ** min(times, 1000)
+            self._ejected_until = now + min(seconds, how.eject_most_seconds)
+        else:
+            self._ejected_until = 0.0
 
     def is_ejected(self, now: float) -> bool:
         """Whether it gets no calls now while others do."""
-        return self.row >= EJECTING_FAILURES and now < self._ejected_until
+        return self.row > 0 and now < self._ejected_until
 
     def blamed(self, now: float) -> int:
         """As how many unfinished calls its failures count now."""
