@@ -55,6 +55,7 @@ from rdmanet.rpc.client import connect as connect
 from rdmanet.rpc.client import options as options
 from rdmanet.rpc.client import peer as peer
 from rdmanet.rpc.client import stats as stats
+from rdmanet.rpc.client import take_back as take_back
 from rdmanet.rpc.context import CallInfo as CallInfo
 from rdmanet.rpc.context import deadline as deadline
 from rdmanet.rpc.context import is_active as is_active

@@ -34,7 +34,7 @@ from rdmanet.rpc.schema import Service, schema_of
 from rdmanet.rpc.stats import MethodStats
 from rdmanet.streams.private_loop import PrivateLoop
 
-__all__ = ["Client", "Items", "call", "connect", "options", "peer", "run", "stats"]
+__all__ = ["Client", "Items", "call", "connect", "options", "peer", "run", "stats", "take_back"]
 
 _S = TypeVar("_S", bound=Service)
 _T = TypeVar("_T")
@@ -222,6 +222,11 @@ def peer(client: Client[Any]) -> Any:
 def stats(client: Client[Any]) -> dict[str, MethodStats]:
     """What it has counted of each method; see ``rpc.stats``."""
     return on_loop.stats(_checked(client)._inner)
+
+
+def take_back(client: Client[Any], lent: Service) -> None:
+    """Lend an object no more; see ``rpc.take_back``."""
+    run(client, on_loop.take_back, _checked(client)._inner, lent)
 
 
 def _checked(client: object) -> Client[Any]:

@@ -7,6 +7,7 @@ the place of that, and one with interceptors an `Intercepted` (client_intercepto
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime  # noqa: F401  before msgspec, see credit.py
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
@@ -39,7 +40,7 @@ from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
 from rdmanet.rpc.streaming import Cut, Results
 
-__all__ = ["connect", "options", "peer", "stats"]
+__all__ = ["connect", "options", "peer", "stats", "take_back"]
 
 _S = TypeVar("_S", bound=Service)
 
@@ -49,8 +50,8 @@ class _Same:
         return "<as it is>"
 
 
-_SAME: Final[Any] = _Same()
 _RETRY: Final = Retry()
+_SAME: Final[Any] = _Same()
 
 
 def connect(
@@ -287,6 +288,28 @@ def stats(client: Service) -> dict[str, MethodStats]:
     """
     this = _checked(client)
     return counted(this._caller.schema, this._counters)
+
+
+async def take_back(client: Service, lent: Service) -> None:
+    """Lend an object no more that was an argument of this client's calls: ``await rpc.take_back(builder, listener)``.
+
+    Without this it is lent for as long as its peer keeps it, and then nothing refers to it here any more. Calls of it
+    that run are cancelled, unless the method is marked with ``outlives_connection``, and this waits for them. (In a
+    callback it does not.) The peer's calls get UNAVAILABLE then. Cancelling this ends only the wait.
+
+    An object that is not lent is left as it is. One that is may be lent again.
+
+    :param lent: the object
+    :raises TypeError: the client is none that `connect` has given, or has no method that takes an object
+    """
+    caller = _checked(client)._caller
+    if not caller.schema.lends:
+        raise TypeError(f"rpc.take_back: no method of {caller.schema.name} takes an object")
+    if isinstance(caller, Intercepted):
+        caller = caller.inner
+    channels = caller.channels if isinstance(caller, Pool) else [caller]
+    lending = [channel for channel in channels if isinstance(channel, LendingChannel)]
+    await asyncio.gather(*(channel.take_back(lent) for channel in lending))
 
 
 def _checked(client: object) -> _Client[Any]:

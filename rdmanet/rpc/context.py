@@ -43,6 +43,7 @@ class Side(Protocol):
 class Answering(Side, Protocol):
     """The same at a server."""
 
+    server: Any
     limits: Limits
     executor: Executor | None
 

@@ -5,11 +5,15 @@ Theory
 An object that is an argument gets a number of this connection, and is kept by it
 
     until the call ends        if the server has not opened the inner connection by then
-    until that is closed       by the server, when its method lets go of the object; or it is lost with the outer one
+    until that is closed       by the server, when its method lets go of the object; by the client, which takes it
+                               back; or it is lost with the outer one
 
 The server opens it before it answers, so whatever comes later by that number finds nothing, and is answered by Drop:
 once, if the transport wants no more until then. What comes by a number that was never given is a violation of the
 protocol.
+
+Who ends this waits for the callbacks that run, which have been cancelled. A callback that ends it, or a task of one,
+waits for none: two of them would wait for each other.
 
 Within the inner connection the client is the server (callee.py). All objects of a connection are that server together,
 with the limits that the client has.
@@ -20,10 +24,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -31,6 +35,7 @@ from rdmanet.errors import ProtocolError, shown
 from rdmanet.rpc.builtin import Served, served_by_name
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
+from rdmanet.rpc.context import current, server_side
 from rdmanet.rpc.inner import Inner, Inners
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
@@ -91,8 +96,13 @@ class LendingChannel(Channel):
 
     async def close(self) -> None:
         await super().close()
+        if (lender := self._lender) is not None:
+            await lender.ended(lender.running)
+
+    async def take_back(self, service: Service) -> None:
+        """Lend an object no more; see `client.take_back`."""
         if self._lender is not None:
-            await self._lender.ended()
+            await self._lender.take_back(service)
 
 
 def _checked(method: Any, parameter: Parameter, value: Any) -> Service | None:
@@ -153,6 +163,14 @@ class Lender(Inners):
         if number not in self.open:
             self.lent.pop(number, None)
 
+    async def take_back(self, service: Service) -> None:
+        """Lend an object no more, and wait until no callback of it runs."""
+        for number in [number for number, lent in self.lent.items() if lent is service]:
+            del self.lent[number]
+            if (inner := self.open.get(number)) is not None:
+                cast(Link, inner.get_protocol()).close()
+        await self.ended([each for each in self.running if server_side(each.call).server.service is service])
+
     def found(self, number: int) -> Inner | None:
         service = self.lent.get(number)
         if service is None:
@@ -178,10 +196,12 @@ class Lender(Inners):
         super().lost(error)
         self.lent.clear()
 
-    async def ended(self) -> None:
-        """Wait until no call of an object runs. The connection is gone, and has cancelled them."""
-        task = asyncio.current_task()
-        while tasks := [running.task for running in self.running if running.task is not task]:
+    async def ended(self, those: Container[Running]) -> None:
+        """Wait until none of these callbacks runs. Their connection is gone, and has cancelled them."""
+        call = current()
+        if call is not None and isinstance(server_side(call).server, _Host):
+            return  # this is a callback
+        while tasks := [running.task for running in self.running if running in those]:
             await asyncio.wait(tasks)
 
 
@@ -197,6 +217,7 @@ class _Host:
 
     def __init__(self, lender: Lender, service: Service) -> None:
         self.loop = lender.link.loop
+        self.service = service
         self.services = served_by_name([service])
         self.builtin: dict[str, Served] = {}
         self.limits = lender.limits

@@ -450,10 +450,12 @@ class Pool:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        channels = (
-            self._retired + self._left + [slot.channel for slot in self._slots if slot.channel is not None]
-        )
-        await asyncio.gather(*(channel.close() for channel in channels))
+        await asyncio.gather(*(channel.close() for channel in self.channels))
+
+    @property
+    def channels(self) -> list[Channel]:
+        """All connections, also those that take no new calls."""
+        return [*self._retired, *self._left, *(slot.channel for slot in self._slots if slot.channel)]
 
     def _refusal(self) -> str:
         channels = (slot.channel for slot in self._slots)
