@@ -62,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the result, a buffer or an array, to this file; FILE.npy is one of NumPy",
     )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also write what the method says beside its result to standard error, as JSON: metadata before and after",
+    )
     parser.add_argument("--json", action="store_true", help="list the schemas as JSON")
     parser.add_argument(
         "--pyi",
@@ -235,13 +241,21 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         except ValueError as exc:
             raise Misuse(f"{args.method}: {printable(str(exc))}") from None
         items = None if method.stream is None else _items()
-        call = CallDetails(method, tuple(arguments), items, deadline_in(args.timeout), metadata)
+        said = _Said() if args.verbose else None
+        if said is not None:
+            stack.callback(said.last)
+        deadline, response = deadline_in(args.timeout), said and said.response
+        call = CallDetails(method, tuple(arguments), items, deadline, metadata, response=response)
         if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
             async with contextlib.aclosing(channel.stream(call)) as results:
                 async for item in results:
+                    if said is not None:
+                        said.first()
                     _print(item)
             return
         result = await channel.unary(call)
+        if said is not None:
+            said.first()
         if not isinstance(result, Buffer):
             _print(result)
             return
@@ -255,10 +269,29 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
                 await _print_array(result, array)
 
 
-def _print(value: Any) -> None:
+def _print(value: Any, to: Any = None) -> None:
     import msgspec
 
-    print(json.dumps(msgspec.to_builtins(value, str_keys=True), default=str), flush=True)
+    print(json.dumps(msgspec.to_builtins(value, str_keys=True), default=str), flush=True, file=to)
+
+
+class _Said:
+    """Writes what a method says beside its result: initial metadata before that, and trailing metadata at the end."""
+
+    def __init__(self) -> None:
+        from rdmanet.rpc.response import Response
+
+        self.response = Response()
+        self._has_begun = False
+
+    def first(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            _print({"initial metadata": self.response.initial_metadata}, sys.stderr)
+
+    def last(self) -> None:
+        self.first()
+        _print({"trailing metadata": self.response.trailing_metadata}, sys.stderr)
 
 
 def _bytes(given: str) -> bytes:
