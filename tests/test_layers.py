@@ -58,7 +58,7 @@ ROOMS = [
         {"base", "wire", "stream"},  # which contain nothing themselves
         {"errors", "credit", "base.bodies", "wire.placement", "wire.slots", "wire.remote", "wire.qpinfo"},
         {"rpc.weighing"},
-        {"base.log_rate"},
+        {"base.log_rate", "base.late_import"},
         {"base.environment"},
         {"base.scopes"},
         {"base.pause"},

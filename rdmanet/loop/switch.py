@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rdmanet.base import watching
+from rdmanet.base.late_import import imported
 from rdmanet.loop import annotation, connecting, kernel
 from rdmanet.loop.accepting import Accepting
 from rdmanet.loop.base import Base
@@ -86,15 +87,13 @@ class Switch:
 
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         """The connections by TCP as they are now; those by RDMA are the loop context's."""
-        from rdmanet.loop.tcp_infos import tcp_infos
-
-        return tcp_infos(self.base.loop, self._made)
+        found: Iterator[ConnectionInfo] = imported(_tcp_infos).tcp_infos(self.base.loop, self._made)
+        return found
 
     def tcp_sides(self) -> Iterator[str]:
         """The side of each of these connections."""
-        from rdmanet.loop.tcp_infos import tcp_sides
-
-        return tcp_sides(self.base.loop, self._made)
+        found: Iterator[str] = imported(_tcp_infos).tcp_sides(self.base.loop, self._made)
+        return found
 
     def server_infos(self) -> Iterator[ServerInfo]:
         """The servers that serve both. Who looks counts those by TCP, which are listed one by one."""
@@ -289,6 +288,12 @@ class Switch:
             )
 
         return make
+
+
+def _tcp_infos() -> Any:
+    from rdmanet.loop import tcp_infos
+
+    return tcp_infos
 
 
 def _strange(kwds: dict[str, Any], known: set[str]) -> bool:

@@ -7,7 +7,6 @@ rest comes from the kernel when somebody asks (tcp(7): TCP_INFO, SIOCOUTQ, SIOCI
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 import struct
 import termios
@@ -76,12 +75,15 @@ def _info_of(transport: Any) -> ConnectionInfo | None:
 
 
 def _by_kernel(fd: int, peer: Place | None) -> dict[str, int]:
-    """:raises OSError: it is not connected to this peer any more, or there are no descriptors left"""
-    with socket.socket(fileno=os.dup(fd)) as sock:
+    """:raises OSError: it is not connected to this peer any more"""
+    sock = socket.socket(fileno=fd)
+    try:
         if _place(sock.getpeername()) != peer:
             raise ConnectionResetError
         told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         in_kernel, unread = (_asked(sock, question) for question in (termios.TIOCOUTQ, termios.FIONREAD))
+    finally:
+        sock.detach()  # it is the transport's
     stats = {"bytes_in_kernel": in_kernel, "bytes_unread": unread}
     if len(told) >= _BYTES.size:
         received, not_sent, sent, again = _BYTES.unpack_from(told)

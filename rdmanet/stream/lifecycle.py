@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
 from rdmanet._core import CMID, process_id
+from rdmanet.base.late_import import imported
 from rdmanet.errors import name_peer
 from rdmanet.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
 from rdmanet.stream import tls
@@ -122,9 +123,9 @@ class Lifecycle(Life):
         """See `Life`. When the connection is over, it is as if these had been there before."""
         regions = self.known_regions
         if regions is None:
-            from rdmanet.stream.regions import Regions  # see stream/whole.py
-
-            regions = self.known_regions = Regions(self.connection, self.loop_context, Reports(self))
+            regions = self.known_regions = imported(_regions)(
+                self.connection, self.loop_context, Reports(self)
+            )
             if self.machine.over:
                 regions.close()
             if self.teardown.released:
@@ -133,12 +134,11 @@ class Lifecycle(Life):
 
     def info(self) -> ConnectionInfo:
         """The connection as it is now."""
-        from rdmanet.stream.explaining import info_of  # see stream/whole.py
-
         role = self.endpoint.role.name.lower()
         slots, transport = self.config.data_slots, self.callbacks.transport
         held = () if self.known_regions is None else self.known_regions.held()
         facts, cm_id = self.facts, self.endpoint.id
+        info_of = imported(_info_of)
         return info_of(
             facts.known(), self.machine, self.connection, role, slots, transport, cm_id, held, facts.peers_qp
         )
@@ -444,3 +444,18 @@ class Lifecycle(Life):
     def _tell_over(self) -> None:
         on_over, self._on_over = self._on_over, lambda: None
         on_over()
+
+
+# Imported at their first use; see stream/whole.py.
+
+
+def _regions() -> type[Regions]:
+    from rdmanet.stream.regions import Regions
+
+    return Regions
+
+
+def _info_of() -> Callable[..., ConnectionInfo]:
+    from rdmanet.stream.explaining import info_of
+
+    return info_of

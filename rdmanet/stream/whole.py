@@ -2,8 +2,8 @@
 
 A program that connects, says something short and ends spent a third of its processor time on importing this. So each of
 these modules is imported where it is first used: regions.py when memory is offered on a connection or wanted by a long
-read, explaining.py when somebody asks what a connection does. A program that gives up the right to read its modules, or
-has no descriptor left when it asks, has them by its server, or, if it only connects, by naming
+read, explaining.py when somebody asks what a connection does, also if no descriptor is left then (base/late_import.py).
+A program that gives up the right to read its modules has them by its server, or, if it only connects, by naming
 ``rdmanet.OfferedMemory``.
 """
 

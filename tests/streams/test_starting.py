@@ -170,6 +170,32 @@ async def main():
 asyncio.run(main())
 """
 
+SCARCE = """
+import socket, threading
+import rdmanet
+from tests.support.descriptors import descriptors_left
+
+async def main():
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        if {fabric!r} == "rdma":
+            _, writer = await rdmanet.open_rdma_connection("127.0.0.1", ECHO)
+        else:
+            _, writer = await asyncio.open_connection(*plain.getsockname())
+        def ask():
+            found.append({ask})
+        found = []
+        with descriptors_left(0):
+            if {by_thread}:
+                asking = threading.Thread(target=ask)
+                asking.start()
+                asking.join()
+            else:
+                ask()
+        await close(writer)
+    print(found[0].split("fabric: ")[1][:3])
+rdmanet.run(main())
+"""
+
 LIVES = """
 import rdmanet
 from rdmanet._core import CMEventType, Library
@@ -297,6 +323,20 @@ def test_what_a_client_imports_after_its_first_connection() -> None:
 def test_a_client_without_a_descriptor_hears_of_its_port() -> None:
     """What the device tells makes no record that imports something: an OSError there would say that it is lost."""
     assert words_of_client(HEARS) == ["port", "1"]
+
+
+@pytest.mark.parametrize("by_thread", [False, True], ids=["loop", "thread"])
+@pytest.mark.parametrize(
+    ("fabric", "ask"),
+    [
+        ("rdma", "writer.transport.explain()"),
+        ("rdma", "rdmanet.connections()[0].explain()"),
+        ("tcp", "rdmanet.connections()[0].explain()"),
+    ],
+)
+def test_a_client_without_a_descriptor_is_explained(fabric: str, ask: str, by_thread: bool) -> None:
+    """What explains is imported when somebody asks first, and to read a module takes a descriptor."""
+    assert words_of_client(SCARCE.format(fabric=fabric, ask=ask, by_thread=by_thread)) == [fabric.upper()[:3]]
 
 
 def test_a_client_that_wants_the_rest_says_so() -> None:
