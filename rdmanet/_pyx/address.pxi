@@ -8,9 +8,9 @@
 # AH.from_wc() creates the handle for an answer from them.
 
 
-@late
+@_late
 def GlobalRoute():
-    @record
+    @_record
     class GlobalRoute(_FrozenRecord):
         """The part of an address that routes beyond the subnet; on Ethernet it is the whole address.
 
@@ -24,11 +24,11 @@ def GlobalRoute():
     return GlobalRoute
 
 
-@late
+@_late
 def AHAttr():
     import_dataclasses()
 
-    @record
+    @_record
     class AHAttr(_Record):
         """The address of a peer: its GID, or its LID within an InfiniBand subnet, and how packets get there.
 

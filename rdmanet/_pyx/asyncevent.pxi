@@ -1,7 +1,7 @@
 # Asynchronous events of a device: what happened, and to which object. Context.get_async_event() reads them.
 
 
-@late
+@_late
 def EventType():
     class EventType(enum.IntEnum):
         """Asynchronous events of a device."""
@@ -29,7 +29,7 @@ def EventType():
     return EventType
 
 
-@late
+@_late
 def AsyncEvent():
     class AsyncEvent(_FrozenRecord):
         """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).

@@ -31,7 +31,7 @@ class CMEventType(enum.IntEnum):
     INTERNAL = verbs.RDMA_CM_EVENT_INTERNAL
 
 
-@late
+@_late
 def PortSpace():
     class PortSpace(enum.IntEnum):
         """TCP: reliable connections; UDP: datagrams."""

@@ -10,7 +10,7 @@
 # undefined: routing.pxi. A completion of a queue pair that is gone is counted and dropped.
 
 
-@late
+@_late
 def WCStatus():
     class WCStatus(enum.IntEnum):
         """How a work request ended."""
@@ -41,7 +41,7 @@ def WCStatus():
     return WCStatus
 
 
-@late
+@_late
 def WCOpcode():
     class WCOpcode(enum.IntEnum):
         """The operation that completed; only successful completions have it."""
@@ -60,7 +60,7 @@ def WCOpcode():
     return WCOpcode
 
 
-@late
+@_late
 def WCFlags():
     class WCFlags(enum.IntFlag):
         """What else a completion has: a routing header before the data, immediate data, an invalidated key."""

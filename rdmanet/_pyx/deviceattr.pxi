@@ -1,7 +1,7 @@
 # The properties of devices and ports, as the libraries report them: named values, without behaviour.
 
 
-@late
+@_late
 def NodeType():
     class NodeType(enum.IntEnum):
         """What kind of thing a device is."""
@@ -16,7 +16,7 @@ def NodeType():
     return NodeType
 
 
-@late
+@_late
 def TransportType():
     class TransportType(enum.IntEnum):
         """The protocol family a device speaks; RoCE counts as InfiniBand."""
@@ -29,7 +29,7 @@ def TransportType():
     return TransportType
 
 
-@late
+@_late
 def PortState():
     class PortState(enum.IntEnum):
         """Whether a port can be used: ACTIVE, or not."""
@@ -42,7 +42,7 @@ def PortState():
     return PortState
 
 
-@late
+@_late
 def LinkLayer():
     class LinkLayer(enum.IntEnum):
         """The link layer of a port. On Ethernet, Device.transport_type tells RoCE from iWARP."""
@@ -52,7 +52,7 @@ def LinkLayer():
     return LinkLayer
 
 
-@late
+@_late
 def MTU():
     class MTU(enum.IntEnum):
         """The largest packet of a path. The value is the ABI's code; `bytes` is the size."""
@@ -69,7 +69,7 @@ def MTU():
     return MTU
 
 
-@late
+@_late
 def AtomicCap():
     class AtomicCap(enum.IntEnum):
         """Whether a device's atomics are atomic within the device only, or for the whole machine."""
@@ -79,9 +79,9 @@ def AtomicCap():
     return AtomicCap
 
 
-@late
+@_late
 def DeviceAttr():
-    @record
+    @_record
     class DeviceAttr(_FrozenRecord):
         """The properties of a device; names as in struct ibv_device_attr."""
         fw_ver: str
@@ -133,9 +133,9 @@ def DeviceAttr():
     return DeviceAttr
 
 
-@late
+@_late
 def PortAttr():
-    @record
+    @_record
     class PortAttr(_FrozenRecord):
         """A port; names as in struct ibv_port_attr."""
         state: PortState

@@ -6,7 +6,7 @@
 # advance twice when next_poll finds the end (rdma-core's rxe until version 45).
 
 
-@late
+@_late
 def CreateCQWCFlags():
     class CreateCQWCFlags(enum.IntFlag):
         """The fields of an extended completion queue's completions. Values as IBV_WC_EX_WITH_*."""
@@ -27,7 +27,7 @@ def CreateCQWCFlags():
     return CreateCQWCFlags
 
 
-@late
+@_late
 def CreateCQFlags():
     class CreateCQFlags(enum.IntFlag):
         """SINGLE_THREADED: the program guarantees that no two threads use the queue at once."""
@@ -37,9 +37,9 @@ def CreateCQFlags():
     return CreateCQFlags
 
 
-@late
+@_late
 def CQInitAttrEx():
-    @record
+    @_record
     class CQInitAttrEx(_FrozenRecord):
         """The attributes of a new extended completion queue; see ibv_create_cq_ex(3).
 

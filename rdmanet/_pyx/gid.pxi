@@ -5,7 +5,7 @@
 # been better.
 
 
-@late
+@_late
 def GIDType():
     class GIDType(enum.IntEnum):
         """The kind of packets for a GID: InfiniBand, Ethernet frames (RoCE v1), or UDP (RoCE v2)."""
@@ -15,9 +15,9 @@ def GIDType():
     return GIDType
 
 
-@late
+@_late
 def GIDEntry():
-    @record
+    @_record
     class GIDEntry(_FrozenRecord):
         """One address of a port."""
         gid: bytes

@@ -10,7 +10,7 @@ cdef object core = sys.modules[__name__]
 cdef dict makers = {}
 
 
-def late(maker):
+def _late(maker):
     """Decorates a function that makes the class of its name."""
     makers[maker.__name__] = maker
     return maker

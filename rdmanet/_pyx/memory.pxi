@@ -15,7 +15,7 @@
 # memory is writable, and all remote access must be asked for.
 
 
-@late
+@_late
 def AccessFlags():
     class AccessFlags(enum.IntFlag):
         """The access rights of a memory region, or of the peers of a queue pair."""
@@ -33,7 +33,7 @@ def AccessFlags():
     return AccessFlags
 
 
-@late
+@_late
 def AdviseMRAdvice():
     class AdviseMRAdvice(enum.IntEnum):
         """The planned use of memory that is registered on demand; see ibv_advise_mr(3)."""
@@ -43,7 +43,7 @@ def AdviseMRAdvice():
     return AdviseMRAdvice
 
 
-@late
+@_late
 def AdviseMRFlags():
     class AdviseMRFlags(enum.IntFlag):
         """FLUSH: the advice has been carried out when the call returns."""

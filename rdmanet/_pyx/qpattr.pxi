@@ -8,7 +8,7 @@
 # which attribute is missing or not allowed.
 
 
-@late
+@_late
 def QPType():
     class QPType(enum.IntEnum):
         """The transport service: reliable or unreliable connections, datagrams, Ethernet frames, XRC."""
@@ -22,7 +22,7 @@ def QPType():
     return QPType
 
 
-@late
+@_late
 def QPState():
     class QPState(enum.IntEnum):
         """The state of a queue pair: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
@@ -37,7 +37,7 @@ def QPState():
     return QPState
 
 
-@late
+@_late
 def MigState():
     class MigState(enum.IntEnum):
         """The state of path migration: whether an alternate path is ready."""
@@ -47,7 +47,7 @@ def MigState():
     return MigState
 
 
-@late
+@_late
 def QPAttrMask():
     class QPAttrMask(enum.IntFlag):
         """The mask of ibv_modify_qp(3); it follows from the QPAttr."""
@@ -76,9 +76,9 @@ def QPAttrMask():
     return QPAttrMask
 
 
-@late
+@_late
 def QPCap():
-    @record
+    @_record
     class QPCap(_Record):
         """The sizes of a queue pair. What the device grants is at least what is asked for.
 
@@ -96,7 +96,7 @@ def QPCap():
     return QPCap
 
 
-@late
+@_late
 def SendOpsFlags():
     class SendOpsFlags(enum.IntFlag):
         """The operations that QP.wr() of a queue pair supports. Values as IBV_QP_EX_WITH_*."""
@@ -116,7 +116,7 @@ def SendOpsFlags():
     return SendOpsFlags
 
 
-@late
+@_late
 def QPCreateFlags():
     class QPCreateFlags(enum.IntFlag):
         """BLOCK_SELF_MCAST_LB: the queue pair does not receive what it sends to its own groups."""
@@ -124,11 +124,11 @@ def QPCreateFlags():
     return QPCreateFlags
 
 
-@late
+@_late
 def QPInitAttr():
     import_dataclasses()
 
-    @record
+    @_record
     class QPInitAttr(_Record):
         """The attributes of a new queue pair; see ibv_create_qp(3).
 
@@ -148,9 +148,9 @@ def QPInitAttr():
     return QPInitAttr
 
 
-@late
+@_late
 def QPInitAttrEx():
-    @record
+    @_record
     class QPInitAttrEx(core.QPInitAttr):
         """The extended attributes of a new queue pair; see ibv_create_qp_ex(3).
 
@@ -164,9 +164,9 @@ def QPInitAttrEx():
     return QPInitAttrEx
 
 
-@late
+@_late
 def QPAttr():
-    @record
+    @_record
     class QPAttr(_Record):
         """Attributes of a queue pair; None means not given. Names as in struct ibv_qp_attr."""
         qp_state: QPState | None = None

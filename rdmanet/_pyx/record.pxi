@@ -13,7 +13,7 @@ cdef int import_dataclasses() except -1:
     return 0
 
 
-def record(kind):
+def _record(kind):
     """Decorates the class of a record."""
     import_dataclasses()
     make_named_in(kind)
@@ -35,7 +35,7 @@ class _LateFields:
     """The fields of a record that can be made without `dataclasses`: they are noted when somebody asks for them."""
 
     def __get__(self, one, kind):
-        return record(kind).__dataclass_fields__
+        return _record(kind).__dataclass_fields__
 
 
 class _Signature:
@@ -92,6 +92,11 @@ class _Record:
     def __repr__(self):
         fields = ", ".join([f"{name}={getattr(self, name)!r}" for name in self._names])
         return f"{type(self).__qualname__}({fields})"
+
+    def __replace__(self, /, **changes):
+        """For copy.replace() of Python 3.13."""
+        import_dataclasses()
+        return dataclasses.replace(self, **changes)
 
     def __eq__(self, other):
         return values_of(self) == values_of(other) if type(self) is type(other) else NotImplemented

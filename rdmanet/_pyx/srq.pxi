@@ -10,7 +10,7 @@
 # until the SRQ is closed.
 
 
-@late
+@_late
 def SRQType():
     class SRQType(enum.IntEnum):
         """BASIC; XRC, for senders that name the queue; TM, with tag matching, which no device here supports."""
@@ -20,9 +20,9 @@ def SRQType():
     return SRQType
 
 
-@late
+@_late
 def SRQAttr():
-    @record
+    @_record
     class SRQAttr(_Record):
         """The sizes of a shared receive queue.
 
@@ -36,11 +36,11 @@ def SRQAttr():
     return SRQAttr
 
 
-@late
+@_late
 def SRQInitAttr():
     import_dataclasses()
 
-    @record
+    @_record
     class SRQInitAttr(_Record):
         """The attributes of a new shared receive queue; see ibv_create_srq_ex(3).
 

@@ -9,7 +9,7 @@
 # holds the region that it was last bound to.
 
 
-@late
+@_late
 def MWType():
     class MWType(enum.IntEnum):
         """Who chooses the keys of a window: the device (1) or the program (2)."""
@@ -18,9 +18,9 @@ def MWType():
     return MWType
 
 
-@late
+@_late
 def MWBindInfo():
-    @record
+    @_record
     class MWBindInfo(_FrozenRecord):
         """The part of a region that a window exposes; see ibv_bind_mw(3).
 
@@ -37,9 +37,9 @@ def MWBindInfo():
     return MWBindInfo
 
 
-@late
+@_late
 def MWBind():
-    @record
+    @_record
     class MWBind(_FrozenRecord):
         """A request to bind a window of type 1; see ibv_bind_mw(3).
 

@@ -7,7 +7,7 @@
 # every class in between.
 
 
-@late
+@_late
 def WROpcode():
     class WROpcode(enum.IntEnum):
         """The operation of a send request."""
@@ -27,7 +27,7 @@ def WROpcode():
     return WROpcode
 
 
-@late
+@_late
 def SendFlags():
     class SendFlags(enum.IntFlag):
         """Options of a send request."""

@@ -4,14 +4,18 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import sys
 from typing import Any
 
 import pytest
 
+from rdmanet import _core
 from rdmanet.verbs import (
     AHAttr,
+    AsyncEvent,
     CQInitAttrEx,
     DeviceAttr,
+    EventType,
     GIDEntry,
     GIDType,
     GlobalRoute,
@@ -80,3 +84,18 @@ def test_their_signatures() -> None:
     defaults = {"flow_label": 0, "sgid_index": 0, "hop_limit": 64, "traffic_class": 0}
     assert {name: it.default for name, it in found.items()} == {"dgid": inspect.Parameter.empty} | defaults
     assert [*inspect.signature(QPInitAttrEx).parameters][-1] == "xrcd"
+
+
+def test_each_is_replaced_as_copy_replace_does() -> None:
+    """Python 3.13's copy.replace() calls __replace__, also that of a record which was made without `dataclasses`."""
+    event = AsyncEvent(EventType.PORT_ACTIVE, port_num=1)
+    assert event.__replace__(port_num=2) == AsyncEvent(EventType.PORT_ACTIVE, port_num=2)
+    assert QPCap(2).__replace__(max_recv_wr=3) == QPCap(2, 3)
+    with pytest.raises(TypeError, match="port"):
+        event.__replace__(port=2)
+    if sys.version_info >= (3, 13):
+        assert copy.replace(event, port_num=2).port_num == 2
+
+
+def test_what_makes_names_is_not_public() -> None:
+    assert not {"late", "record", "core", "makers"} & {*vars(_core)}
