@@ -364,8 +364,15 @@ async def test_an_error_of_the_method_while_the_client_sends(net: Net):
 async def test_an_error_of_the_client_while_the_method_takes(net: Net):
     """The call raises it, and the method is cancelled: it does not take the items for all."""
     client, service, _ = await pair(net)
+
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+        await service.journal.until("begins")  # what is cancelled before that never runs
+        raise LookupError("mine")
+
     with pytest.raises(LookupError, match="mine"):
-        await client.take_all(Source(3, LookupError("mine")))
+        await client.take_all(numbers())
     await service.journal.until("cancelled")
     assert service.journal.entries == ["begins", "cancelled"]
 
