@@ -5,7 +5,8 @@ Theory
 A link turns bytes into messages, and gives each to the handler of its kind; the other way it collects the messages of a
 turn (messenger.py). Long memory in a message is written beside it, and not joined with it, which would copy it. What is
 longer than LEAST_BYTES is written in pieces (long_writes.py), and until its end the link is as if the transport had
-paused it. The rest of a long message that comes goes straight to where it stays (long_bodies.py).
+paused it; not so `bytes` over RDMA, which the transport sends from where they are, however long. The rest of a long
+message that comes goes straight to where it stays (long_bodies.py).
 
 When the transport pauses writing, senders wait for their `turns`. A server also stops reading: what it would read are
 calls, whose answers it cannot send, and gives no more messages to its handlers. A client does not stop for that, so one
@@ -70,6 +71,7 @@ class Link(Messenger, asyncio.Protocol):
     :ivar loans_left: how many more buffers can be lent now
     :ivar parts_left: how many more arrays of theirs where they lie (parts.py)
     :ivar offers_most: how many offers the peer accepts
+    :ivar place_bytes: from this length on, the device had better put what comes into memory that it is told of
     :ivar paused: whether the transport wants no more for now
     :ivar asked: the token of the last Ping
     :ivar inners: the connections within this one; None if there was none yet
@@ -97,6 +99,7 @@ class Link(Messenger, asyncio.Protocol):
         self.loans_left = LOANS_MOST
         self.parts_left = 0
         self.offers_most = ALIVE_MAX
+        self.place_bytes = 0
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}
@@ -129,7 +132,7 @@ class Link(Messenger, asyncio.Protocol):
             return length
         parts[0] = length.to_bytes(HEADER_BYTES, "big") + parts[0]
         self._flush()
-        if length < LEAST_BYTES:
+        if length < LEAST_BYTES or (self.lends and _lie_in_bytes(parts)):
             self._write(parts)
         else:
             if not self.paused:
@@ -195,6 +198,8 @@ class Link(Messenger, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.lends = isinstance(transport, RdmaTransport)
+        if isinstance(transport, RdmaTransport):
+            self.place_bytes = transport._regions.engine.place_bytes
         self.peer = transport.get_extra_info("peername")
         if not self.lends:
             _watch_host(transport)
@@ -309,6 +314,11 @@ class Link(Messenger, asyncio.Protocol):
                 if not waiters:
                     del self._awaited[number]
             del waiter  # which has the error, and that has this frame
+
+
+def _lie_in_bytes(parts: list[bytes | bytearray | memoryview]) -> bool:
+    """Whether all that is long is in `bytes`, which nobody can change."""
+    return all(len(part) < LEAST_BYTES or type(memoryview(part).obj) is bytes for part in parts)
 
 
 def _watch_host(transport: asyncio.BaseTransport) -> None:

@@ -39,12 +39,13 @@ class Outgoing:
     :ivar buffer: the program's Buffer, which keeps the memory registered; None if there is none
     :ivar is_settled: nobody changes the memory while it is lent (snapshot.py)
     :ivar is_constant: nor after that
+    :ivar is_bytes: it is in `bytes`, and is not kept registered
     :ivar returned: the peer has said that it reads nothing of it any more
     :raises TypeError: it is not what the annotation says; the text begins with `what`
     :raises BufferError: it is not contiguous, and no array
     """
 
-    __slots__ = ("buffer", "is_constant", "is_settled", "memory", "nbytes", "returned", "_array")
+    __slots__ = ("buffer", "is_bytes", "is_constant", "is_settled", "memory", "nbytes", "returned", "_array")
 
     memory: memoryview | None
     buffer: Buffer | None
@@ -67,6 +68,7 @@ class Outgoing:
             self.nbytes = self.memory.nbytes
             self.buffer = value if isinstance(value, Buffer) else None
         self.is_constant = self.memory is not None and type(self.memory.obj) is bytes
+        self.is_bytes = self.is_constant and self.buffer is None
 
     @classmethod
     def of_result(cls, type_: Any, held: list[Any], what: str) -> Self:
