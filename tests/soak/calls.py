@@ -7,7 +7,8 @@ reconnect: to the first of the servers that answers, or spread over all. A resol
 servers is killed by SIGKILL after every 400 calls (--every), or with --upgrade told to drain; another one takes its
 place, at another port. What is compared:
 
-- each reply, with what was sent: types of items, shapes, bytes;
+- each reply, with what was sent: types of items, shapes, bytes, also of what the server gets when it calls an object
+  of the caller's back, and of metadata that goes back;
 - which call may fail: with --upgrade none; else one that is not idempotent, by UNAVAILABLE;
 - the journal of the servers: a call that is not idempotent is in it once if it has its reply, not at all if it is said
   not to have begun, and at most once otherwise;
@@ -35,11 +36,12 @@ import msgspec
 import numpy
 
 from rdmanet import rpc
-from tests.soak.calls_server import HOST, Arrays, Journal, Record
+from tests.soak.calls_server import HOST, Arrays, Journal, Listener, Record
 from tests.support.processes import AwaitedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = 16
+KINDS = 13
 EVERY = 400
 HANG_S = 300.0
 ANSWER_S = 120.0
@@ -71,6 +73,8 @@ OF_A_CALL = {
     "Loan",
     "Buffer",
     "Tried",
+    "Inner",
+    "Response",
 }
 
 
@@ -134,6 +138,17 @@ class Chance(random.Random):
         layers = [self.array("f4") for _ in range(self.randrange(4))]
         mask = self.choice([None, self.array("?")])
         return Record(str(self.random()), self.state(), layers, (self.array("i8"), self.randrange(9)), mask)
+
+
+class Turning(Listener):
+    """What a server calls during a call."""
+
+    async def turned(self, array: numpy.ndarray) -> numpy.ndarray:
+        return array[::-1]
+
+    async def every(self, array: numpy.ndarray, step: int) -> AsyncIterator[numpy.ndarray]:
+        for start in range(step):
+            yield array[start::step]
 
 
 async def given(arrays: list[Any]) -> AsyncIterator[Any]:
@@ -203,7 +218,7 @@ class Soak:
     async def work(self, arrays: Arrays, journal: Journal, chance: Chance) -> None:
         while self.left > 0:
             self.left -= 1
-            kind = chance.randrange(10)
+            kind = chance.randrange(KINDS)
             try:
                 async with asyncio.timeout(HANG_S):
                     if kind < 2:
@@ -213,7 +228,7 @@ class Soak:
             except TimeoutError:
                 raise Wrong(f"a call of the kind {kind} has no end") from None
             except rpc.Error as exc:
-                lost = exc.code is rpc.Code.UNAVAILABLE and kind in (0, 1, 8)
+                lost = exc.code is rpc.Code.UNAVAILABLE and kind in (0, 1, 8, 9)
                 if self.upgrade or not lost:
                     raise Wrong(f"a call of the kind {kind}: {exc}") from exc
                 self.done["lost"] += 1
@@ -232,7 +247,7 @@ class Soak:
         self.replied.add(number)
 
     async def call(self, client: Arrays, chance: Chance, kind: int) -> None:
-        """A call, whose reply is compared. Streams of the caller's, kind 8, are not sent twice."""
+        """A call, whose reply is compared. Streams and objects of the caller's, kinds 8 and 9, are not sent twice."""
         state = chance.state()
         match kind:
             case 2:
@@ -263,6 +278,21 @@ class Soak:
                 sent = list(state.values())
                 found = [item async for item in client.sums(given(sent))]
                 self.check([(array.nbytes, array) for array in sent], found)
+            case 9:
+                objects, one = Turning(), chance.array()
+                wanted = (
+                    {name: array[::-1] for name, array in state.items()},
+                    [one[step::3] for step in range(3)],
+                )
+                self.check(wanted, await client.ask(objects, one, state))
+            case 10:
+                array = chance.array()
+                self.check((sum(array.tobytes()), array), await client.counted(array))
+            case 11:
+                text, array, said = str(chance.random()), chance.array(), rpc.Response()
+                self.check(array, await rpc.options(client, response=said).said(text, array))
+                found = said.initial_metadata, said.trailing_metadata
+                self.check(({"first": text}, {"last": text[::-1]}), found)
             case _:
                 text = str(chance.random())
                 named = rpc.options(client, metadata={"tenant": text}, timeout=HANG_S)

@@ -34,6 +34,16 @@ class Record(msgspec.Struct):
     mask: NDArray[numpy.bool_] | None = None
 
 
+class Listener(rpc.Service):
+    """An object of a caller's, which the server calls."""
+
+    async def turned(self, array: numpy.ndarray) -> numpy.ndarray:
+        raise NotImplementedError
+
+    async def every(self, array: numpy.ndarray, step: int) -> AsyncIterator[numpy.ndarray]:
+        yield array
+
+
 class Arrays(rpc.Service):
     """Calls that may be made twice."""
 
@@ -75,6 +85,25 @@ class Arrays(rpc.Service):
     @rpc.method(idempotent=True)
     async def metadata(self, name: str) -> Any:
         return rpc.metadata().get(name)
+
+    async def ask(
+        self, listener: Listener, one: numpy.ndarray, more: dict[str, numpy.ndarray]
+    ) -> tuple[dict[str, numpy.ndarray], list[numpy.ndarray]]:
+        """Call the caller back, for all at once, and in a stream."""
+        found = await asyncio.gather(*map(listener.turned, more.values()))
+        return dict(zip(more, found, strict=True)), [item async for item in listener.every(one, 3)]
+
+    @rpc.method(idempotent=True, thread=True)
+    def counted(self, array: numpy.ndarray) -> tuple[int, numpy.ndarray]:
+        """In a thread."""
+        return sum(array.tobytes()), array
+
+    @rpc.method(idempotent=True)
+    async def said(self, text: str, array: numpy.ndarray) -> numpy.ndarray:
+        """With metadata that goes back."""
+        await rpc.send_initial_metadata({"first": text})
+        rpc.set_trailing_metadata({"last": text[::-1]})
+        return array
 
 
 class Journal(rpc.Service):
