@@ -26,8 +26,8 @@ from cpython.pythread cimport (
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.errno cimport (
-    EACCES, EAGAIN, EBUSY, ECONNRESET, EFAULT, EFBIG, EINTR, EINVAL, ENOBUFS, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOSYS,
-    EOPNOTSUPP, EPERM, errno,
+    EACCES, EAGAIN, EBUSY, ECONNRESET, EFAULT, EFBIG, EINTR, EINVAL, EISCONN, ENOBUFS, ENODEV, ENOENT, ENOMEM, ENOSPC,
+    ENOSYS, EOPNOTSUPP, EPERM, errno,
 )
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, getenv, malloc, realloc

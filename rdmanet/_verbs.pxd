@@ -690,6 +690,7 @@ cdef extern from "calls.h" nogil:
     int rn_connect(const rn_library *lib, rdma_cm_id *id, rdma_conn_param *param)
     int rn_accept(const rn_library *lib, rdma_cm_id *id, rdma_conn_param *param)
     int rn_establish(const rn_library *lib, rdma_cm_id *id)
+    int rn_notify(const rn_library *lib, rdma_cm_id *id, ibv_event_type event)
     int rn_reject(const rn_library *lib, rdma_cm_id *id, const void *private_data, uint8_t length)
     int rn_disconnect(const rn_library *lib, rdma_cm_id *id)
     int rn_cm_create_qp(const rn_library *lib, rdma_cm_id *id, ibv_pd *pd, ibv_qp_init_attr *attr)

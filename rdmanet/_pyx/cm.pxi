@@ -367,6 +367,25 @@ cdef class CMID(_OneThread):
         self.leave()
         check(rc, "rdma_establish")
 
+    def notify(self, int event_type=verbs.IBV_EVENT_COMM_EST):
+        """After accept(), say that the peer has sent something before ESTABLISHED, which comes then.
+
+        The message by which the peer says that it is ready (RTU) may be lost, or be late. Call this when a request of
+        the peer's has completed before ESTABLISHED, or for the asynchronous event COMM_EST of the queue pair. It does
+        nothing if the connection is established already. See rdma_notify(3).
+
+        :raises OSError: EINVAL: the request was not accepted, or the connection is over, or another event than
+            COMM_EST; EOPNOTSUPP if the library is too old
+        """
+        cdef int rc
+        self.on_device("rdma_notify")
+        self.enter()
+        with nogil:
+            rc = verbs.rn_notify(self.library.c, self.ptr, <verbs.ibv_event_type>event_type)
+        self.leave()
+        if rc != -EISCONN:
+            check(rc, "rdma_notify")
+
     def init_qp_attr(self, qp_state):
         """The QP.modify() attributes that move a program's own queue pair to a state; see rdma_init_qp_attr(3)."""
         cdef verbs.ibv_qp_attr c

@@ -479,6 +479,8 @@ static inline int rn_create_id(const struct rn_library *lib, struct rdma_event_c
 #define rn_connect(lib, id, param) RN_MINUS((lib)->rdma_connect(id, param))
 #define rn_accept(lib, id, param) RN_MINUS((lib)->rdma_accept(id, param))
 #define rn_establish(lib, id) ((lib)->rdma_establish ? RN_MINUS((lib)->rdma_establish(id)) : -EOPNOTSUPP)
+/* -EISCONN: the connection is established already. */
+#define rn_notify(lib, id, event) ((lib)->rdma_notify ? RN_MINUS((lib)->rdma_notify(id, event)) : -EOPNOTSUPP)
 #define rn_reject(lib, id, private_data, length) RN_MINUS((lib)->rdma_reject(id, private_data, length))
 #define rn_disconnect(lib, id) RN_MINUS((lib)->rdma_disconnect(id))
 #define rn_cm_create_qp(lib, id, pd, attr) RN_MINUS((lib)->rdma_create_qp(id, pd, attr))

@@ -46,8 +46,8 @@
     F(rdma_create_qp) F(rdma_destroy_qp)
 
 #define RN_CM_OPTIONAL(F)                                                                            \
-    F(rdma_establish) F(rdma_init_qp_attr) F(rdma_create_qp_ex) F(rdma_join_multicast)               \
-    F(rdma_join_multicast_ex) F(rdma_leave_multicast)
+    F(rdma_establish) F(rdma_notify) F(rdma_init_qp_attr) F(rdma_create_qp_ex)                       \
+    F(rdma_join_multicast) F(rdma_join_multicast_ex) F(rdma_leave_multicast)
 
 struct rn_library {
     void *verbs_handle;

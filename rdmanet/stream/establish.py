@@ -119,7 +119,7 @@ class Endpoint:
         self.role = role
         self.id: CMID | None = None
         self.connecting = False
-        self.connected = False
+        self.connected = self._was_connected = False
         self._loop_context = loop_context
         self._config = config
         self._connection = connection
@@ -231,6 +231,14 @@ class Endpoint:
             rnr_retry_count=SHARED_RNR_RETRY if shares else 0,
         )
 
+    def heard_first(self) -> None:
+        """The client's first frame has come, perhaps before its word that it is ready (RTU), which may be lost."""
+        if self.role is SERVER and not self.connected and self.id is not None:
+            try:  # not contextlib.suppress(): see disconnect()
+                self.id.notify()
+            except OSError:
+                pass  # it is over, or the library is too old: an event will tell
+
     # -- both ----------------------------------------------------------------------------------------------
 
     def hello(self) -> credit.Hello:
@@ -283,12 +291,14 @@ class Endpoint:
         if owner is None:
             return
         if kind is self._awaited or kind is _ESTABLISHED:
-            self._step_done(event, owner)
+            self._step_done(event, owner, kind is _ESTABLISHED)
         elif kind not in _CHANGES_NOTHING:
             waiter = self._waiter
             if waiter is None:
                 if not owner.has_ended and self._connection.qp is not None:
                     self._connection.engine.drain()  # what has come before, the last of a clean end among it
+                if self._is_established_unsaid():
+                    self._step_done(event, owner, True)
                 if owner.has_ended:
                     return  # by our own end: the peer has only answered
                 if kind is _DISCONNECTED and owner.ends_cleanly():
@@ -302,11 +312,15 @@ class Endpoint:
             elif not waiter.done():
                 owner.on_connection_error(_connect_error(event))
 
-    def _step_done(self, event: CMEvent, owner: EndpointOwner) -> None:
+    def _is_established_unsaid(self) -> bool:
+        """Whether the client was ready and said so by its frames only, before it ended: its RTU was lost."""
+        return self.role is SERVER and not self._was_connected and self._connection.has_heard
+
+    def _step_done(self, event: CMEvent, owner: EndpointOwner, established: bool) -> None:
         waiter, self._waiter = self._waiter, None
         try:
-            if event.type is _ESTABLISHED:
-                self.connected = True
+            if established:
+                self.connected = self._was_connected = True
                 owner.established(event)
         except (SystemExit, KeyboardInterrupt):
             if waiter is not None:

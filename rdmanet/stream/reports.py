@@ -53,6 +53,7 @@ class Reports:
     # -- its bytes: see connection.py ----------------------------------------------------------------------
 
     def heard_first(self) -> None:
+        self._life.endpoint.heard_first()
         # Not now: more of what the peer says may follow.
         if self._life.machine.state is _UNHEARD:
             self._life.loop.call_soon(beginning.begin_late, self._life)

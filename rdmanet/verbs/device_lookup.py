@@ -37,6 +37,7 @@ _FEATURES = {
     "qp_ex": "ibv_qp_to_qp_ex",
     "fork": "ibv_fork_init",
     "cm_establish": "rdma_establish",
+    "cm_notify": "rdma_notify",
     "cm_qp_attr": "rdma_init_qp_attr",
     "cm_qp_ex": "rdma_create_qp_ex",
     "cm_multicast": "rdma_join_multicast",

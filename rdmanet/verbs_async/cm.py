@@ -372,7 +372,8 @@ class AsyncCMID(Closable):
     ) -> None:
         """Accept a request, and wait until the connection is established.
 
-        With a queue pair that create_qp() did not create (`qp_num`), move it to RTS first: see connect().
+        With a queue pair that create_qp() did not create (`qp_num`), move it to RTS first: see connect(). The peer's
+        word that it is ready may get lost: see notify().
 
         :param private_data: at most 196 bytes, for the peer
         :param qp_num: the queue pair, if create_qp() did not create it
@@ -390,6 +391,15 @@ class AsyncCMID(Closable):
                 qp_num=qp_num,
             )
             await self._until(CMEventType.ESTABLISHED)
+
+    def notify(self) -> None:
+        """Say that the peer has sent something while accept() waits, which returns then. See `CMID.notify()`.
+
+        :raises ValueError: the identifier is closed
+        :raises OSError: EINVAL: it is not accepted, or the connection is over; EOPNOTSUPP if the library is too old
+        """
+        self._needs_to_be_open()
+        self.id.notify()
 
     def reject(self, private_data: bytes = b"") -> None:
         """Reject a request, and close. A client that has gone meanwhile needs no answer: then this only closes.

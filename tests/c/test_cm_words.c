@@ -472,6 +472,51 @@ static void the_answer_to_it_is_the_end(void)
 	rdma_destroy_event_channel(server);
 }
 
+/* RTU gets lost. The program may know by what has come that the client is ready, and hears the end also if it does not. */
+static void a_client_whose_rtu_is_lost(void)
+{
+	struct rdma_event_channel *server = new_channel();
+	struct rn_cm_header late = header_of(RN_CM_RTU), last = header_of(RN_CM_DREQ);
+	struct rn_cm_handover handover = {.header = header_of(RN_CM_HANDOVER), .token = {1}};
+	struct rdma_conn_param param = plain;
+	unsigned long before = rn_cm_wire_dropped();
+	uint16_t port;
+	struct rdma_cm_id *listener = new_listener(server, 10, &port);
+
+	param.qp_num = 0x4000;
+	for (int notifies = 0; notifies < 2; notifies++) {
+		int fd = tcp_to(port);
+		struct rdma_cm_event *event;
+		struct rdma_cm_id *passive;
+		struct rn_cm_rep rep;
+
+		say_request(fd, NULL);
+		event = want(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+		passive = event->id;
+		rdma_ack_cm_event(event);
+		CHECK(rdma_notify(passive, IBV_EVENT_COMM_EST) && errno == EINVAL);
+		CHECK(!rdma_accept(passive, &param));
+		CHECK(recv(fd, &rep, sizeof rep, MSG_WAITALL) == sizeof rep);
+		if (notifies) {
+			CHECK(rdma_notify(passive, IBV_EVENT_SQ_DRAINED) && errno == EINVAL);
+			CHECK(!rdma_notify(passive, IBV_EVENT_COMM_EST));
+			want_status(server, RDMA_CM_EVENT_ESTABLISHED, 0);
+			CHECK(!rdma_notify(passive, IBV_EVENT_COMM_EST));
+			say(fd, &late, sizeof late, NULL);
+		}
+		say(fd, &handover, sizeof handover, NULL);
+		say(fd, &last, sizeof last, NULL);
+		want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
+		hear_last(fd, RN_CM_DREP);
+		CHECK(!rdma_disconnect(passive));
+		CHECK(rn_cm_wire_dropped() == before);
+		close(fd);
+		CHECK(!rdma_destroy_id(passive));
+	}
+	CHECK(!rdma_destroy_id(listener));
+	rdma_destroy_event_channel(server);
+}
+
 static bool engine_sleeps(void)
 {
 	bool sleeps;
@@ -576,6 +621,7 @@ int main(void)
 	RUN(a_rejection_that_crosses_our_last_word);
 	RUN(disconnecting_is_the_last_word);
 	RUN(the_answer_to_it_is_the_end);
+	RUN(a_client_whose_rtu_is_lost);
 	RUN(a_listener_that_has_answered);
 	RUN(a_request_to_a_listener_that_has_gone);
 	RUN(more_requests_than_the_backlog);

@@ -97,7 +97,7 @@ def test_no_error_is_made_of_a_clean_end(clean: bool):
 
     async def disconnecting() -> None:
         context, owner = Context(), Reported(clean)
-        nothing: Any = SimpleNamespace(qp=None)
+        nothing: Any = SimpleNamespace(qp=None, has_heard=False)
         event = SimpleNamespace(
             type=CMEventType.DISCONNECTED, error=lambda: ConnectionResetError("the peer has disconnected")
         )

@@ -257,6 +257,10 @@ def test_an_error_teaches(context, device):
     for set_faults in (context.set_faults, device.library.set_faults):
         with pytest.raises(ValueError, match="loss=sned:3: .*use one of any, send, write"):
             set_faults("delay=1ms, loss=sned:3")
+        with pytest.raises(ValueError, match="dup=rtu: an RTU can only get lost: loss=rtu"):
+            set_faults("dup=rtu")
+        with pytest.raises(ValueError, match='loss=rtu:1:2: "2" is one part too many'):
+            set_faults("loss=rtu:1:2")
 
 
 def test_a_mistake_in_the_environment_is_said():

@@ -59,6 +59,42 @@ async def test_a_queue_pair_that_its_user_moves(loop, device, address):
 
 
 @on_every_loop
+async def test_a_client_whose_word_is_lost(loop, device, address):
+    """It never calls establish(), which says that it is ready: its message says so, and accept() returns."""
+    if device.transport_type == TransportType.IWARP:
+        pytest.skip("iWARP's connection manager connects the queue pair itself")
+    with contextlib.ExitStack() as stack:
+        listener = AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier)
+        stack.callback(listener.close)
+        client = AsyncCMID(library=device.library, notifier=loop.notifier)
+        stack.callback(client.close)
+        await client.resolve(listener.local_addr)
+        pd = stack.enter_context(PD(client.context))
+        mr = stack.enter_context(pd.alloc_mr(64))
+        cq = stack.enter_context(AsyncCQ(client.context, 64, notifier=loop.notifier))
+        qp = cq.create_qp(pd, QPCap(**CAP))
+        stack.callback(qp.close)
+        connecting = loop.spawn(client.connect(b"hello", qp_num=qp.qp.qp_num))
+        server = End(loop, await listener.get_request())
+        stack.callback(server.close)
+        receiving = loop.spawn(server.qp.recv(server.mr))
+        await loop.turn()
+        accepting = loop.spawn(server.id.accept())
+        await connecting.join()
+        for state in (QPState.INIT, QPState.RTR, QPState.RTS):
+            attr = client.id.init_qp_attr(state)
+            attr.qp_state = state
+            qp.qp.modify(attr)
+        await qp.send(mr.at[:4])
+        await receiving.join()
+        server.id.notify()
+        await accepting.join()
+        server.close()
+        with pytest.raises(ValueError, match="is closed"):
+            server.id.notify()
+
+
+@on_every_loop
 async def test_a_listener_whose_device_is_removed(loop, device, address):
     """No request will come any more, which all who wait learn, after the requests that came before."""
     with AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier) as listener:

@@ -369,6 +369,7 @@ void rn_cm_wire_accept(struct rn_cm_wire *wire, const struct rn_cm_param *param)
 void rn_cm_wire_accept_datagrams(struct rn_cm_wire *wire, const struct rn_cm_param *param, uint32_t qkey);
 void rn_cm_wire_reject(struct rn_cm_wire *wire, int reason, const void *private_data, uint8_t length);
 void rn_cm_wire_ready_to_use(struct rn_cm_wire *wire); /* RTU: the active side is established */
+void rn_cm_wire_notified(struct rn_cm_wire *wire);     /* so is the passive side, by its program, without an RTU */
 void rn_cm_wire_disconnect(struct rn_cm_wire *wire);
 /* The same before the peer is ready: done as soon as it is. False if it is ready, or was not accepted. */
 bool rn_cm_wire_disconnect_accepted(struct rn_cm_wire *wire);

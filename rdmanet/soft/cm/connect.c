@@ -194,7 +194,7 @@ RN_EXPORT int rdma_notify(struct rdma_cm_id *rdma_id, enum ibv_event_type event)
 	if (!id->wire)
 		error = EINVAL;
 	else if (rn_cm_wire_phase(id->wire) == RN_CM_WIRE_REP_SENT)
-		rn_cm_wire_established(id->wire);
+		rn_cm_wire_notified(id->wire);
 	else if (rn_cm_wire_phase(id->wire) != RN_CM_WIRE_ESTABLISHED)
 		error = EINVAL;
 	rn_cm_unlock();

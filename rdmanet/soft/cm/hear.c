@@ -227,6 +227,8 @@ static bool on_rtu(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 static bool on_dreq(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 {
 	(void)header;
+	if (wire->id)
+		wire->id->was_connected = true; /* without an RTU, too */
 	rn_cm_wire_tell_disconnected(wire);
 	if (!wire->has_left)
 		rn_cm_wire_say(wire, RN_CM_DREP);
@@ -329,7 +331,8 @@ static const struct row {
 		       .of_datagrams = IN(HELLO_SENT) | IN(REQ_SENT),
 		       .is_possible = is_rej,
 		       .hear = on_rej},
-	[RN_CM_DREQ] = {.phases = IN(ESTABLISHED) | IN(DREQ_SENT), .crosses = IN(CLOSING), .hear = on_dreq},
+	/* These two may follow an RTU that was lost. */
+	[RN_CM_DREQ] = {.phases = IN(REP_SENT) | IN(ESTABLISHED) | IN(DREQ_SENT), .crosses = IN(CLOSING), .hear = on_dreq},
 	[RN_CM_DREP] = {.phases = IN(DREQ_SENT) | IN(CLOSING), .hear = on_drep},
 	[RN_CM_SIDR_REQ] = {.phases = IN(ACCEPTED) | IN(PROVEN), .is_possible = is_sidr_req, .hear = on_sidr_req},
 	[RN_CM_SIDR_REP] = {.of_datagrams = IN(REQ_SENT), .is_possible = is_sidr_rep, .hear = on_sidr_rep},
@@ -339,7 +342,8 @@ static const struct row {
 				    .hear = rn_cm_secret_on_challenge},
 	[RN_CM_SECRET_PROOF] = {.phases = IN(CHALLENGED), .hear = rn_cm_secret_on_proof},
 	[RN_CM_MRA] = {.phases = IN(REQ_SENT), .of_datagrams = IN(REQ_SENT)},
-	[RN_CM_HANDOVER] = {.phases = IN(REP_RECEIVED) | IN(ESTABLISHED) | IN(DREQ_SENT), .hear = on_handover},
+	[RN_CM_HANDOVER] = {.phases = IN(REP_SENT) | IN(REP_RECEIVED) | IN(ESTABLISHED) | IN(DREQ_SENT),
+			    .hear = on_handover},
 	[RN_CM_ELSEWHERE] = {.phases = IN(REQ_SENT), .hear = rn_cm_ask_on_elsewhere},
 	[RN_CM_MOVED] = {.phases = UINT16_MAX, .hear = on_moved},
 };

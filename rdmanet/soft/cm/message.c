@@ -164,9 +164,11 @@ void rn_cm_wire_reject(struct rn_cm_wire *wire, int reason, const void *private_
 	rn_task_queue(&wire->task);
 }
 
+/* A fault may lose the message. Then only what comes by the queue pair says to the peer that we are ready. */
 void rn_cm_wire_ready_to_use(struct rn_cm_wire *wire)
 {
-	rn_cm_wire_say(wire, RN_CM_RTU);
+	if (!rn_fault_call(&rn_context(rn_cm_context())->injector, RN_RTU))
+		rn_cm_wire_say(wire, RN_CM_RTU);
 	wire->phase = RN_CM_WIRE_ESTABLISHED;
 	rn_task_queue(&wire->task);
 }
@@ -181,6 +183,13 @@ void rn_cm_wire_established(struct rn_cm_wire *wire)
 	rn_cm_tell(wire->id, RDMA_CM_EVENT_ESTABLISHED, 0);
 	if (wire->ends)
 		rn_cm_wire_disconnect(wire);
+}
+
+/* The engine looks again: it is a stranger's no more, and may be handed over. */
+void rn_cm_wire_notified(struct rn_cm_wire *wire)
+{
+	rn_cm_wire_established(wire);
+	rn_task_queue(&wire->task);
 }
 
 void rn_cm_wire_disconnect(struct rn_cm_wire *wire)

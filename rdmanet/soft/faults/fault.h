@@ -9,6 +9,7 @@
  *     clause  =  "seed" "=" NUMBER                           what all chance is drawn from (1)
  *             |  "delay" "=" [ which ":" ] time [ ".." time ]
  *             |  "loss" "=" which [ ":" TRIES ]              the request doesn't arrive
+ *             |  "loss" "=" "rtu" [ ":" range ]              an RTU of the connection manager doesn't
  *             |  "ackloss" "=" which [ ":" TRIES ]           it does, but its acknowledgement is lost
  *             |  "dup" "=" which                             it arrives twice
  *             |  "rnr" "=" which [ ":" TRIES ]               there is no receive for it
@@ -88,6 +89,7 @@ enum rn_call {
 	RN_RESOLVE_ADDR, /* these by their event, with the errno for its status */
 	RN_RESOLVE_ROUTE,
 	RN_CONNECT,
+	RN_RTU, /* a message of the connection manager: it gets lost */
 	RN_CALLS
 };
 

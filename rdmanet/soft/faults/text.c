@@ -200,6 +200,14 @@ static bool read_kind(const struct reader *reader, const char *field, struct rn_
 {
 	const struct word *kind = find(kinds, field), *call = find(calls, field);
 
+	if (!strcasecmp(field, "rtu")) {
+		if (rule->action != RN_LOSS)
+			return wrong(reader, "an RTU can only get lost: loss=rtu");
+		rule->action = RN_CALL;
+		rule->kind = RN_RTU;
+		rule->outcome = ETIMEDOUT;
+		return true;
+	}
 	if (kind && kind->value == RN_RECV && rule->action != RN_FAIL)
 		return wrong(reader, "a receive can only fail; the other faults apply to requests");
 	if (kind && rule->action == RN_RNR && (kind->value == RN_READ || kind->value == RN_ATOMIC))
@@ -217,7 +225,8 @@ static bool read_kind(const struct reader *reader, const char *field, struct rn_
 			     "\"%s\" is neither a kind of request (any, send, write, read, atomic, recv) nor a call (%s)",
 			     field, names_of(calls));
 	if (!kind)
-		return wrong(reader, "\"%s\" is not a kind of request: use one of %s", field, names_of(kinds));
+		return wrong(reader, "\"%s\" is not a kind of request: use one of %s%s", field, names_of(kinds),
+			     rule->action == RN_LOSS ? "; or rtu, a message of the connection manager" : "");
 	rule->kind = kind->value;
 	return true;
 }
@@ -251,7 +260,7 @@ static bool read_rule(struct reader *reader, enum rn_action action, char *fields
 			has_range = true;
 			continue;
 		}
-		if (action != RN_LOSS && action != RN_ACKLOSS && action != RN_RNR)
+		if ((action != RN_LOSS && action != RN_ACKLOSS && action != RN_RNR) || rule.action == RN_CALL)
 			return wrong(reader, "\"%s\" is one part too many", fields[i]);
 		if (!rn_read_number(fields[i], &tries) || *rn_read_number(fields[i], &tries) || !tries || tries > 1000)
 			return wrong(reader, "\"%s\" is not a number of tries from 1 to 1000", fields[i]);
