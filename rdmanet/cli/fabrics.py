@@ -34,101 +34,69 @@ class Fabric:
         self.host = host
         self.options = options
 
-    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
+    def calls(self) -> tuple[Callable[..., Any], ...]:
+        """The functions that listen and connect, with a protocol, and the same with streams."""
         raise NotImplementedError
+
+    def place(self) -> Address:
+        """Where to listen."""
+        return [self.host, 0]
+
+    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
+        return await self._listen(self.calls()[0], factory)
 
     async def connect(
         self, factory: Factory, address: Address
     ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
-        raise NotImplementedError
+        return await self.calls()[1](factory, *address, **self.options)  # type: ignore[no-any-return]
 
     async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
-        raise NotImplementedError
+        return await self._listen(self.calls()[2], callback)
 
     async def open_streams(self, address: Address) -> Streams:
-        raise NotImplementedError
+        return await self.calls()[3](*address, **self.options)  # type: ignore[no-any-return]
+
+    async def _listen(self, call: Callable[..., Any], what: Any) -> tuple[asyncio.AbstractServer, Address]:
+        place = self.place()
+        server = await call(what, *place, **self.options)
+        return server, place if len(place) == 1 else list(server.sockets[0].getsockname()[:2])
 
 
 class Rdma(Fabric):
     name = "rdmanet"
 
-    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
-        import rdmanet
+    def calls(self) -> tuple[Callable[..., Any], ...]:
+        import rdmanet as r
 
-        server = await rdmanet.start_rdma_server(factory, self.host, 0, **self.options)
-        return server, _bound(server)
-
-    async def connect(
-        self, factory: Factory, address: Address
-    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
-        import rdmanet
-
-        return await rdmanet.create_rdma_connection(factory, *address, **self.options)
-
-    async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
-        import rdmanet
-
-        server = await rdmanet.start_rdma_stream_server(callback, self.host, 0, **self.options)
-        return server, _bound(server)
-
-    async def open_streams(self, address: Address) -> Streams:
-        import rdmanet
-
-        return await rdmanet.open_rdma_connection(*address, **self.options)
+        return (
+            r.start_rdma_server,
+            r.create_rdma_connection,
+            r.start_rdma_stream_server,
+            r.open_rdma_connection,
+        )
 
 
 class Tcp(Fabric):
     name = "TCP"
 
-    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
-        server = await asyncio.get_running_loop().create_server(factory, self.host, 0, **self.options)
-        return server, _bound(server)
-
-    async def connect(
-        self, factory: Factory, address: Address
-    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
-        return await asyncio.get_running_loop().create_connection(factory, *address, **self.options)
-
-    async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
-        server = await asyncio.start_server(callback, self.host, 0, **self.options)
-        return server, _bound(server)
-
-    async def open_streams(self, address: Address) -> Streams:
-        return await asyncio.open_connection(*address, **self.options)
+    def calls(self) -> tuple[Callable[..., Any], ...]:
+        loop = asyncio.get_running_loop()
+        return loop.create_server, loop.create_connection, asyncio.start_server, asyncio.open_connection
 
 
 class Unix(Fabric):
     name = "Unix socket"
 
-    async def listen(self, factory: Factory) -> tuple[asyncio.AbstractServer, Address]:
-        path = _fresh_path()
-        server = await asyncio.get_running_loop().create_unix_server(factory, path, **self.options)
-        return server, [path]
+    def calls(self) -> tuple[Callable[..., Any], ...]:
+        loop, streams = asyncio.get_running_loop(), asyncio.open_unix_connection
+        return loop.create_unix_server, loop.create_unix_connection, asyncio.start_unix_server, streams
 
-    async def connect(
-        self, factory: Factory, address: Address
-    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
-        return await asyncio.get_running_loop().create_unix_connection(factory, *address, **self.options)
-
-    async def listen_streams(self, callback: StreamCallback) -> tuple[asyncio.AbstractServer, Address]:
-        path = _fresh_path()
-        server = await asyncio.start_unix_server(callback, path, **self.options)
-        return server, [path]
-
-    async def open_streams(self, address: Address) -> Streams:
-        return await asyncio.open_unix_connection(*address, **self.options)
+    def place(self) -> Address:
+        # Unix socket paths are short. The directory is private, and goes with TMPDIR's tree.
+        return [os.path.join(tempfile.mkdtemp(prefix="rdmanet-"), "s")]
 
 
 FABRICS: dict[str, type[Fabric]] = {"rdmanet": Rdma, "tcp": Tcp, "unix": Unix}
-
-
-def _bound(server: Any) -> Address:
-    return list(server.sockets[0].getsockname()[:2])
-
-
-def _fresh_path() -> str:
-    # Unix socket paths are short. The directory is private, and goes with TMPDIR's tree.
-    return os.path.join(tempfile.mkdtemp(prefix="rdmanet-"), "s")
 
 
 def forget(address: Address) -> None:
