@@ -110,9 +110,62 @@ def connect(
         service; FAILED_PRECONDITION if its version of the class does not fit, and says what differs
     """
 
-    def opened() -> Coroutine[Any, Any, _S]:
-        how = limits, retry, lazy, policy, keepalive, interceptors, carry
-        return _opened(service, host, port, transport, timeout, wait, *how, transport_options)
+    async def opened() -> _S:
+        options = _Options(seconds(timeout), wait)
+        schema = schema_of(service)
+        resolver = host if isinstance(host, Resolver) else None
+        how = (retry or _RETRY) if resolver is not None or lazy else retry
+        servers = [] if isinstance(host, Resolver) else _addresses(host, port)
+        counters = counters_of(schema)
+        silence = checked_keepalive("connect", keepalive)
+        if policy not in ("first", "spread"):
+            raise ValueError(f'rpc.connect: policy={shown(policy)} is not "first" or "spread"')
+
+        async def dial(address: Address) -> Channel:
+            make = LendingChannel if schema.lends else Channel
+            channel = make(schema, limits, silence, counters)
+            await endpoints.connect(lambda: channel.link, *address, transport, transport_options)
+            try:
+                await channel.greeted()
+            except BaseException:
+                await channel.close()
+                raise
+            return channel
+
+        caller: Channel | Pool
+        try:
+            if how is not None:
+                for name in sorted(how.methods):
+                    if name not in schema.methods:
+                        raise ValueError(f"rpc.connect: Retry: {schema.name} has no method {shown(name)}")
+                for name in OF_SEVERAL if policy != "spread" else ():
+                    if getattr(how, name) != getattr(_RETRY, name):
+                        raise ValueError(
+                            f'rpc.connect: Retry({name}=) is for several servers: add policy="spread"'
+                        )
+            if resolver is not None:
+                _no_port(port)
+                servers = await resolver.addresses()
+            if policy != "spread" and any(weight != 1.0 for _, weight in servers):
+                raise ValueError('rpc.connect: weights are for calls that are spread: add policy="spread"')
+            if how is not None or policy == "spread":
+                for address, _ in servers:
+                    endpoints.check("connect", transport, address[1])
+                caller = Pool(schema, dial, servers, how, policy == "spread", resolver)
+                try:
+                    if not lazy:
+                        await caller.opened()
+                except BaseException:
+                    await caller.close()
+                    raise
+            elif len(servers) == 1:
+                caller = await dial(servers[0][0])
+            else:
+                caller = await first_of([address for address, _ in servers], dial, _RETRY.connect_seconds)
+        except OSError as exc:
+            raise no_connection(exc) from exc
+        calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
+        return cast(_S, _client_class(schema)(calls, options, limits, counters))
 
     return Connecting(opened)
 
@@ -135,81 +188,6 @@ class Connecting(Generic[_S]):
         client, self._client = self._client, None
         if client is not None:
             await _checked(client)._caller.close()
-
-
-async def _opened(
-    service: type[_S],
-    host: str | Servers | Resolver,
-    port: int | None,
-    transport: str,
-    timeout: float | None,
-    wait: bool,
-    limits: Limits,
-    retry: Retry | None,
-    lazy: bool,
-    policy: str,
-    keepalive: float | None,
-    interceptors: Sequence[Interceptor],
-    carry: Sequence[ContextVar[Any]],
-    transport_options: dict[str, Any],
-) -> _S:
-    """A client that is connected; see `connect`."""
-    timeout = seconds(timeout)
-    schema = schema_of(service)
-    resolver = host if isinstance(host, Resolver) else None
-    if resolver is not None or lazy:
-        retry = retry or _RETRY
-    servers = [] if isinstance(host, Resolver) else _addresses(host, port)
-    counters = counters_of(schema)
-    silence = checked_keepalive("connect", keepalive)
-    if policy not in ("first", "spread"):
-        raise ValueError(f'rpc.connect: policy={shown(policy)} is not "first" or "spread"')
-
-    async def dial(address: Address) -> Channel:
-        make = LendingChannel if schema.lends else Channel
-        channel = make(schema, limits, silence, counters)
-        await endpoints.connect(lambda: channel.link, *address, transport, transport_options)
-        try:
-            await channel.greeted()
-        except BaseException:
-            await channel.close()
-            raise
-        return channel
-
-    caller: Channel | Pool
-    try:
-        if retry is not None:
-            for name in sorted(retry.methods):
-                if name not in schema.methods:
-                    raise ValueError(f"rpc.connect: Retry: {schema.name} has no method {shown(name)}")
-            for name in OF_SEVERAL if policy != "spread" else ():
-                if getattr(retry, name) != getattr(_RETRY, name):
-                    raise ValueError(
-                        f'rpc.connect: Retry({name}=) is for several servers: add policy="spread"'
-                    )
-        if resolver is not None:
-            _no_port(port)
-            servers = await resolver.addresses()
-        if policy != "spread" and any(weight != 1.0 for _, weight in servers):
-            raise ValueError('rpc.connect: weights are for calls that are spread: add policy="spread"')
-        if retry is not None or policy == "spread":
-            for address, _ in servers:
-                endpoints.check("connect", transport, address[1])
-            caller = Pool(schema, dial, servers, retry, policy == "spread", resolver)
-            try:
-                if not lazy:
-                    await caller.opened()
-            except BaseException:
-                await caller.close()
-                raise
-        elif len(servers) == 1:
-            caller = await dial(servers[0][0])
-        else:
-            caller = await first_of([address for address, _ in servers], dial, _RETRY.connect_seconds)
-    except OSError as exc:
-        raise no_connection(exc) from exc
-    calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
-    return cast(_S, _client_class(schema)(calls, _Options(timeout, wait), limits, counters))
 
 
 def options(
