@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rdmanet.cli import interrupts
-from rdmanet.cli.text import file_path
+from rdmanet.cli.text import file_path, seconds
 
 FAILED = 64
 """To this the number of the error's code is added."""
@@ -48,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport", choices=("rdma", "tcp", "unix"), default="rdma", help="(default: rdma)"
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take")
+    parser.add_argument(
+        "--timeout",
+        type=seconds("not a number of seconds above 0", math.ulp(0)),
+        metavar="SECONDS",
+        help="how long the call may take",
+    )
     parser.add_argument(
         "--metadata",
         action="append",
@@ -106,15 +112,6 @@ def _nobody(args: argparse.Namespace, exc: BaseException) -> int:
     where = f"{args.server} by {args.transport}"
     print(f"call: no server answers at {where}; --transport chooses another way: {exc}", file=sys.stderr)
     return 1
-
-
-def _seconds(given: str) -> float:
-    try:
-        if (seconds := float(given)) > 0:
-            return seconds
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{given!r} is not a number of seconds above 0")
 
 
 def _address(server: str, transport: str) -> tuple[str, int | None]:

@@ -39,7 +39,7 @@ from rdmanet.cli.endpoints import (
 )
 from rdmanet.cli.fabrics import loop_factory
 from rdmanet.cli.relay import Relay, Side
-from rdmanet.cli.text import table
+from rdmanet.cli.text import argument, seconds, table
 from rdmanet.cli.unix_owner import user_of
 
 MAX_CONNECTIONS = 1000
@@ -52,7 +52,7 @@ _DESCRIPTORS_BESIDE = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rdmanet proxy [OPTION ...] LISTEN TO [LISTEN TO ...]"
     parser.add_argument(
-        "endpoints", nargs="+", type=_endpoint, metavar="LISTEN TO", help=f"each is one of {FORMS}"
+        "endpoints", nargs="+", type=argument(parse), metavar="LISTEN TO", help=f"each is one of {FORMS}"
     )
     parser.add_argument(
         "--max-connections",
@@ -63,14 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--connect-timeout",
-        type=_seconds,
+        type=seconds("no number of seconds", 0),
         default=CONNECT_TIMEOUT_S,
         metavar="SECONDS",
         help="how long connecting to TO may take (default: %(default)g)",
     )
     parser.add_argument(
         "--grace",
-        type=_seconds,
+        type=seconds("no number of seconds", 0),
         default=GRACE_S,
         metavar="SECONDS",
         help="how long connections may live on after SIGTERM or Ctrl-C (default: %(default)g)",
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server-user",
-        type=_user,
+        type=argument(user_of),
         action="append",
         default=[],
         metavar="USER",
@@ -379,34 +379,10 @@ def _tell_of_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 # ---------------------------------------------------------------------------
 
 
-def _endpoint(text: str) -> Endpoint:
-    try:
-        return parse(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of connections")
     return int(text)
-
-
-def _user(text: str) -> int:
-    try:
-        return user_of(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not seconds >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds
 
 
 def _tls(args: argparse.Namespace, pairs: list[tuple[Endpoint, Endpoint]]) -> Tls:

@@ -32,7 +32,7 @@ from rdmanet.base.accounts import (
 )
 from rdmanet.base.cpus import why_far
 from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
-from rdmanet.cli.text import table
+from rdmanet.cli.text import seconds, table
 
 _TITLES = ["fabric", "state", "local", "peer", "sent", "received", "credits", "device", "qp"]
 _STATES = {
@@ -55,20 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=_seconds,
+        type=seconds("not between 0.05 and 86400 seconds", 0.05, 86400),
         const=1.0,
         metavar="SECONDS",
         help="again every second, or every so many, with rates",
     )
     parser.add_argument("--count", type=int, metavar="N", help="end after so many pictures")
     parser.add_argument("--pid", type=int, help="this process only")
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0.05 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.05 and 86400 seconds")
-    return seconds
 
 
 @dataclass

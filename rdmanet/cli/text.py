@@ -1,11 +1,14 @@
 """Arguments, tables, numbers with units, and progress: on a terminal, or in a log, which cannot be redrawn."""
 
 import argparse
+import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+_T = TypeVar("_T")
 
 
 def file_path(text: str) -> Path:
@@ -13,6 +16,33 @@ def file_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the file name is empty")
     return Path(text)
+
+
+def argument(parse: Callable[[str], _T]) -> Callable[[str], _T]:
+    """The type of an argument that is parsed so; the text of its ValueError is what the user is told."""
+
+    def parsed(text: str) -> _T:
+        try:
+            return parse(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
+
+    return parsed
+
+
+def seconds(what: str, least: float, most: float = math.inf) -> Callable[[str], float]:
+    """The type of an argument that is a number of seconds from `least` to `most`. Another one is called `what`."""
+
+    def parsed(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is {what}")
+        return found
+
+    return parsed
 
 
 def chosen(command: str, devices: Sequence[Any], name: str | None) -> Sequence[Any] | None:

@@ -21,7 +21,8 @@ from rdmanet.cli.perf.control import (
     Settings,
 )
 from rdmanet.cli.perf.kinds import GROUPS, KINDS, QUICK, SIZES, Kind
-from rdmanet.cli.perf.limits import Limit, limit_of
+from rdmanet.cli.perf.limits import limit_of
+from rdmanet.cli.text import argument, seconds
 
 PORT = 18515
 """perftest's."""
@@ -30,6 +31,7 @@ MOST_TURNS: Final = 1000
 SMALL_BYTES: Final = 8192
 SMALL_EVERY: Final = 100
 """perftest's: of messages up to so many bytes each hundredth request is signaled."""
+_SECONDS: Final = seconds("no number of seconds between 0 and 86400", 0, 86400)
 _SUFFIXES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -47,10 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _verbs(parser.add_argument_group("verbs, as perftest"))
     _where(parser.add_argument_group("where"))
     server = parser.add_argument_group("perf server: for clients that nobody knows")
-    _option(server, "--most-seconds", "the longest run", _seconds, "SECONDS", 120.0)
+    _option(server, "--most-seconds", "the longest run", _SECONDS, "SECONDS", 120.0)
     _option(server, "--most-memory", "memory of a run (default: 256m)", _memory, "BYTES", 1 << 28)
     _option(
-        server, "--most-session", "the time of a client, if another one waits", _seconds, "SECONDS", 600.0
+        server, "--most-session", "the time of a client, if another one waits", _SECONDS, "SECONDS", 600.0
     )
     _shown(parser.add_argument_group("what is shown"))
 
@@ -76,9 +78,9 @@ def _what(group: Any) -> None:
     _option(group, "-a --all", "all sizes from 2 to 2**23")
     iters = "number of messages on each queue pair, instead of a time"
     _option(group, "-n --iters", iters, _within(1, MOST_COUNT), "N", 0)
-    _option(group, "-D --duration", "time for each size (default: 1)", _seconds, "SECONDS")
+    _option(group, "-D --duration", "time for each size (default: 1)", _SECONDS, "SECONDS")
     warm_up = "time before the measurement that is not counted"
-    _option(group, "--warm-up", warm_up, _seconds, "SECONDS", 0.1)
+    _option(group, "--warm-up", warm_up, _SECONDS, "SECONDS", 0.1)
     api = "how streams are used: Protocol, BufferedProtocol, reader and writer"
     _option(group, "--api", api, ("protocol", "buffered", "streams"), default="protocol")
     in_flight = "calls of rpc_bw at once, messages of each connection of stream_rr, tcp_rr and unix_rr"
@@ -145,7 +147,7 @@ def _shown(group: Any) -> None:
     _option(group, "--compare", "print ratios to an earlier run", Path, "OLD.json")
     group.add_argument(
         "--require",
-        type=_limit,
+        type=argument(limit_of),
         nargs="+",
         action="extend",
         default=[],
@@ -301,16 +303,6 @@ def _port(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400")
-    return seconds
-
-
 def _rate(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)(?:/s)?", text)
     rate = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6}[found[2].lower()] if found else 0.0
@@ -333,13 +325,6 @@ def _cpus(text: str) -> list[int]:
             f"this process may not run on CPU {missing[0]}; it may on {sorted(allowed)}"
         )
     return cpus
-
-
-def _limit(text: str) -> Limit:
-    try:
-        return limit_of(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def wrong_together(args: argparse.Namespace, kinds: list[Kind], host: str | None) -> str | None:
