@@ -241,7 +241,7 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         said = _Said() if args.verbose else None
         if said is not None:
             stack.callback(said.last)
-        deadline, response = deadline_in(args.timeout), said and said.response
+        deadline, response = deadline_in(args.timeout), None if said is None else said.response
         call = CallDetails(method, tuple(arguments), items, deadline, metadata, response=response)
         if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
             async with contextlib.aclosing(channel.stream(call)) as results:
