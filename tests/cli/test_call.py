@@ -42,7 +42,7 @@ class Store(rpc.Service):
             yield found
     async def wait(self) -> None:
         await asyncio.Event().wait()
-    async def says(self, name: str) -> AsyncIterator[int]:
+    async def talk(self, name: str) -> AsyncIterator[int]:
         await rpc.send_initial_metadata({"server": "a\\x1b[1mb", "key": b"\\0"})
         yield 1
         rpc.set_trailing_metadata({"cost": "3"})
@@ -164,9 +164,9 @@ def test_metadata_is_sent_along(server, tmp_path: Path):
 def test_what_a_method_says_beside_its_result(server):
     first = '{"initial metadata": {"server": "a\\u001b[1mb", "key": "AA=="}}\n'
     last = '{"trailing metadata": {"cost": "3"}}\n'
-    assert call(server, "Store.says", '{"name": "w"}', "--verbose") == (0, "1\n2\n", first + last)
-    assert call(server, "Store.says", '{"name": "w"}') == (0, "1\n2\n", "")
-    status, out, err = call(server, "Store.says", '{"name": "v"}', "-v")
+    assert call(server, "Store.talk", '{"name": "w"}', "--verbose") == (0, "1\n2\n", first + last)
+    assert call(server, "Store.talk", '{"name": "w"}') == (0, "1\n2\n", "")
+    status, out, err = call(server, "Store.talk", '{"name": "v"}', "-v")
     assert (status, out) == (69, "1\n") and err == f"{first}{last}call: NOT_FOUND: there is no tensor v\n"
     nothing = '{"initial metadata": {}}\n{"trailing metadata": {}}\n'
     assert call(server, "Store.get", '{"name": "w"}', "-v") == (0, '{"bytes": 3}\n', nothing)
