@@ -62,15 +62,18 @@ enum { USER = 1, IN_EFFECT = 2, BOUNDING = 4, NO_NEW_PRIVS = 8, NEEDED = USER | 
 
 static const char *value_of(const char *line, const char *key)
 {
-	size_t length = strlen(key);
+	size_t length;
 
+	if (*line != *key) /* most lines */
+		return NULL;
+	length = strlen(key);
 	if (strncmp(line, key, length) != 0)
 		return NULL;
 	line += length;
 	return line + strspn(line, "\t ");
 }
 
-/* One of its lines. Its name is on the first, whose newlines the kernel escapes. */
+/* One of its lines. Its name is on the first, whose newlines the kernel escapes. False: nothing below matters. */
 static bool take_status(const char *line, void *closure)
 {
 	struct status *status = closure;
@@ -92,6 +95,7 @@ static bool take_status(const char *line, void *closure)
 		status->seccomp = strtoul(value, NULL, 10);
 	} else if ((value = value_of(line, "Seccomp_filters:"))) { /* since Linux 5.9 */
 		status->filters = strtoul(value, NULL, 10);
+		return false; /* the last one */
 	} else if ((value = value_of(line, "NSpid:"))) {
 		status->is_in_own_pids = value[strcspn(value, "\t ")];
 	}

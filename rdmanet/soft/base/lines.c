@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <stddef.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/engine.h"
@@ -18,15 +19,19 @@ bool rn_for_each_line(const char *path, bool (*take)(const char *line, void *clo
 
 	while (more) {
 		ssize_t got = read(fd, bytes, sizeof(bytes));
+		const char *at = bytes, *end = bytes + (got > 0 ? got : 0);
 
 		more = got > 0;
 		is_read &= got >= 0;
-		for (ssize_t i = 0; more && i < got; i++) {
-			if (bytes[i] != '\n') {
-				if (length < sizeof(line) - 1)
-					line[length++] = bytes[i];
+		while (more && at < end) {
+			const char *newline = memchr(at, '\n', (size_t)(end - at));
+			size_t piece = (size_t)((newline ? newline : end) - at), room = sizeof(line) - 1 - length;
+
+			memcpy(line + length, at, piece < room ? piece : room);
+			length += piece < room ? piece : room;
+			at = newline ? newline + 1 : end;
+			if (!newline)
 				continue;
-			}
 			line[length] = '\0';
 			length = 0;
 			more = take(line, closure);
