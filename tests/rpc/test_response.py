@@ -343,7 +343,7 @@ async def test_a_caller_with_less_room_gets_an_error(net: Net):
     for initial, trailing in (({}, {"a": "x" * 200}), ({"a": "x" * 200}, {})):
         error = await failure(hearing.say(initial, trailing))
         assert error.code is Code.RESOURCE_EXHAUSTED
-        assert "the server's " in error.text and "the limit metadata_bytes is 100" in error.text
+        assert "the method's " in error.text and "the limit metadata_bytes is 100" in error.text
     error = await failure(client.fail({"a": "x" * 200}))  # the error itself is what matters
     assert error.code is Code.NOT_FOUND and error.trailing_metadata == {}
     assert await hearing.plain() == 1
