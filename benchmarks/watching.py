@@ -11,7 +11,9 @@ percent as they are.
 
 `--crowd N` measures something else: the longest round trip of one connection of a server that holds N others, while
 `rdmanet ss` lists all of them, again and again, and while nothing does; and how long a list takes. A connection of a
-server that holds no others runs in the same turns: what that waits for at most is the machine's doing.
+server that holds no others runs in the same turns: what that waits for at most is the machine's doing. So the CPU time
+is counted, too, which the thread of the server's loop works for a list at a stretch: the longest that a list can hold
+up somebody who has a CPU.
 """
 
 import argparse
@@ -38,6 +40,7 @@ GOALS = {WATCHED: 1.02, TRACED: 1.3}
 BEFORE_GOAL = 1.01
 """Of this tree, with nothing attached, to the other one."""
 LONGEST_MS, LIST_S = 2.0, 0.5
+STRETCH_MS = 2.0
 MEASURED = [(case, api) for case in CASES if case.kind != "idle" for api in case.apis if api == PROTOCOL]
 MEASURED += [(CASES[0], STREAMS)]
 """What `make bench-quick` measures, but those that say nothing; by Protocol, and the first one by streams, too."""
@@ -142,7 +145,9 @@ def crowd(idle: int, turns: int, seconds: float, cpus: tuple[int, int]) -> bool:
     lists_s: list[float] = []
     say(f"{idle} idle connections")
     variant = Variant("rdmanet", "uvloop")
+    stretches_ms: list[float] = []
     with Place(variant, cpus, case, 0) as empty, Place(variant, cpus, case, idle) as full:
+        full.pair.server.call("longest_answer")
         for turn in range(turns):
             for state in states:
                 say(f"{turn + 1}/{turns}  {state}")
@@ -155,10 +160,11 @@ def crowd(idle: int, turns: int, seconds: float, cpus: tuple[int, int]) -> bool:
                     subprocess.run([*SS, "--json"], stdout=subprocess.DEVNULL, check=True)
                     lists_s.append(time.monotonic() - began)
                 longest[state].append(client.receive()["max_us"] / 1e3)
+            stretches_ms += full.pair.server.call("longest_answer")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the lists: the workers have not ended
     say("")
-    list_s = statistics.median(lists_s)
-    reached = list_s < LIST_S and max(longest[states[2]]) < LONGEST_MS
+    list_s, stretch_ms = statistics.median(lists_s), max(stretches_ms)
+    reached = list_s < LIST_S and max(longest[states[2]]) < LONGEST_MS and stretch_ms < STRETCH_MS
     print(f"| {idle} idle connections | {' | '.join(states)} | goal |")
     print("| --- | ---: | ---: | ---: | --- |")
     for title, of, goal in (
@@ -167,6 +173,9 @@ def crowd(idle: int, turns: int, seconds: float, cpus: tuple[int, int]) -> bool:
     ):
         print(f"| {title} | {' | '.join(f'{of(longest[state]):.2f} ms' for state in states)} | {goal} |")
     print(f"| a list | | | {list_s:.2f} s | under {LIST_S} s |")
+    print(
+        f"| longest work of the loop at a stretch, CPU time | | | {stretch_ms:.2f} ms | under {STRETCH_MS} ms |"
+    )
     cpu_s = (used.ru_utime + used.ru_stime) / len(lists_s)
     print(f"| CPU time of the process that lists | | | {cpu_s:.2f} s | |")
     return reached

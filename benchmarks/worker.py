@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rdmanet.base import onlookers
 from rdmanet.cli.fabrics import FABRICS, Fabric, forget, loop_factory
 from rdmanet.cli.workloads import (
     BufferedEcho,
@@ -54,6 +55,7 @@ class Worker:
         self.address: list[Any] = []
         self.resting: list[Any] = []
         self.python_calls = 0
+        self.stretches: list[float] = []
         self.context: Any = None
         """The device's context, if there is one: it has counters."""
 
@@ -176,6 +178,29 @@ class Worker:
             "private_bytes": private_bytes(),
             "registered_bytes": registered_bytes(self.served),
         }
+
+    async def longest_answer(self) -> list[float]:
+        """For how many milliseconds of CPU time the loop's thread answered `rdmanet ss` at a stretch.
+
+        The longest time of each look since the last call; the first call begins to count.
+        """
+        if not self.stretches:
+            answer: Any = onlookers._Answer
+            for part, name in ((onlookers, "may_look"), (answer, "_asked"), (answer, "go_on")):
+                setattr(part, name, self._timed(getattr(part, name), begins=part is onlookers))
+        found, self.stretches = self.stretches, [0.0]
+        return found[1:]
+
+    def _timed(self, function: Any, begins: bool) -> Any:
+        def timed(*args: Any) -> Any:
+            if begins:
+                self.stretches.append(0.0)
+            began_s = time.thread_time()
+            result = function(*args)
+            self.stretches[-1] = max(self.stretches[-1], 1e3 * (time.thread_time() - began_s))
+            return result
+
+        return timed
 
     def note_context(self, transport: Any) -> None:
         """A context outlives its connections; a connection is how one gets to it."""

@@ -26,6 +26,8 @@ from typing import Any, ClassVar
 _SMALL_FRAME_BYTES = 8192
 _MANY_BYTES = 1 << 20
 """So much in small frames is worth a note."""
+_WAITING = ("bytes_unsent", "sends_in_flight", "bytes_unread", "slots_leased")
+"""Where these are 0, nobody waits: so it is with nearly all of thousands."""
 _MANY_TIMES = 100
 """So many wake-ups or registrations are worth one."""
 MOMENT_US = 1_000_000
@@ -89,6 +91,9 @@ class ConnectionInfo:
 
     def waits(self) -> list[str]:
         """Who waits for whom, each in words with numbers; nothing if nobody waits."""
+        stats = self.stats
+        if self.state == "open" and self.reading and not self.paused and not any(map(stats.get, _WAITING)):
+            return []
         if self.state == "opening":
             way = f" {self.way}: the peer has not answered, or is not reached from there" if self.way else ""
             return [f"the connection is being made{way}"]
@@ -119,6 +124,8 @@ class ConnectionInfo:
     def notes(self) -> list[str]:
         """What has slowed the connection until now, though nobody may wait at this moment."""
         stats, notes = self.stats, [self.far] if self.far else []
+        if not stats.get("us_without_credits") and stats.get("bytes_sent", 0) < _MANY_BYTES:
+            return notes
         waited_us, open_us = stats.get("us_without_credits", 0), stats.get("us_open", 0)
         if waited_us > open_us // 100:
             notes.append(

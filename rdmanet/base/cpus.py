@@ -11,9 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Set
+from collections import defaultdict
+from collections.abc import Iterable, Set
 from functools import lru_cache
+from itertools import chain, combinations
 
+_PLACES_MOST = 8
+"""So many sets of CPUs are compared with each other."""
 ROOT = "/"
 """Where /proc and /sys are."""
 _PIN = "pin both to CPUs of one node (taskset, numactl --cpunodebind)"
@@ -33,6 +37,18 @@ def why_far(pid: int, peer: int) -> str:
         f"far CPUs: this process may only run on {_named(ours, our_nodes)}, and its peer, process {peer}, on"
         f" {_named(theirs, their_nodes)}: {_PIN}"
     )
+
+
+def are_together(pids: Iterable[int]) -> bool:
+    """Whether `why_far` has nothing to say of any two of these processes: so it is on nearly every machine."""
+    by_cpus = defaultdict[frozenset[int], list[int]](list)
+    for pid in pids:
+        by_cpus[frozenset(allowed(pid))].append(pid)
+    if len(by_cpus) > _PLACES_MOST:
+        return False
+    apart = combinations((pids[0] for pids in by_cpus.values()), 2)
+    alike = (pids[:2] for pids in by_cpus.values() if len(pids) > 1)
+    return not any(why_far(*pair) for pair in chain(apart, alike))
 
 
 def why_far_from(device: str) -> str:

@@ -26,6 +26,9 @@ were. So the loop turns between two slices, does its other work there, and makes
 of who looks, who asks one process at a time (cli/asking.py). A connection is a row of values, and the names of its
 counters stand once in a line: with names in each row, they would be most of the work of both sides.
 
+What an answer needs of modules, and the program may not have imported, takes 15 ms the first time, most of it msgspec's
+own needs. These are imported one in a turn.
+
 Who asks for nothing is given up after `PATIENCE_S`, and who asks too slowly after `PATIENCE_IN_ALL_S`. At most
 `ONLOOKERS_MOST` are answered at a time. If nobody can be accepted, for want of descriptors say, nobody is heard for
 `REST_S`, since the loop would do nothing else.
@@ -35,13 +38,15 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib
 import os
 import posix  # for what is in /proc: tools against blocking calls replace os's (loop/kernel.py)
 import socket
 import struct
+import sys
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -62,6 +67,11 @@ PATIENCE_IN_ALL_S = 60.0
 ONLOOKERS_MOST = 4
 REST_S = 1.0
 
+_MODULES = (
+    "datetime", "decimal", "platform", "uuid", "typing_extensions", "msgspec", "dataclasses",
+    "rdmanet.base.accounts",
+)  # fmt: skip
+"""What an answer takes, and what msgspec imports, if it is there: in this order none takes long."""
 _BACKLOG = 8
 _SPARE = 2  # descriptors: a connection, and what looks for a server's sign before (loop/doors.py)
 _KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -71,7 +81,12 @@ _ROWS_AT_ONCE = 8  # between two looks at the clock
 
 
 class Source(Protocol):
-    """What has connections of one loop."""
+    """What has connections of one loop.
+
+    :ivar modules: those that it imports when it is asked, which take long
+    """
+
+    modules: Sequence[str]
 
     def headline(self) -> dict[str, Any]:
         """What is to be known of it besides: texts, numbers, lists and dicts of them."""
@@ -163,6 +178,7 @@ class _Answer:
         self._socket = onlooker
         self._lines = _lines_of(source)
         self._unsent = b""
+        self._is_importing = False
         self._asked_at = time.monotonic()
         self._last = self._asked_at + PATIENCE_IN_ALL_S
         self._full: asyncio.TimerHandle | None = None
@@ -177,7 +193,7 @@ class _Answer:
             return
         except OSError:
             asked = b""
-        if not asked or self._unsent:  # it has gone, or asks for more before it has read
+        if not asked or self._unsent or self._is_importing:  # it has gone, or asks before it was told
             self.close()
             return
         self._asked_at = time.monotonic()
@@ -185,8 +201,15 @@ class _Answer:
 
     def go_on(self) -> None:
         """Send the next line, or the rest of this one."""
+        if self._socket.fileno() < 0:  # it was closed meanwhile
+            return
         try:
-            self._unsent = self._unsent or next(self._lines, b"")
+            if not self._unsent and (line := next(self._lines, None)) is not None:
+                self._is_importing = not line
+                if not line:
+                    self._onlookers.loop.call_soon(self.go_on, context=self._onlookers.context)
+                    return
+                self._unsent = line
             sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL) if self._unsent else 0
         except BlockingIOError:
             sent = 0
@@ -225,7 +248,12 @@ class _Answer:
 
 
 def _lines_of(source: Source) -> Generator[bytes, None, None]:
-    """The answer, in lines that take a slice each."""
+    """The answer, in lines that take a slice each; before it b"" for each turn that is to pass meanwhile."""
+    for name in (*_MODULES, *source.modules):
+        if name not in sys.modules:
+            with contextlib.suppress(ImportError):  # typing_extensions; else it is raised where it is needed
+                importlib.import_module(name)
+            yield b""
     from msgspec import json
 
     from rdmanet.base.accounts import row_of

@@ -26,6 +26,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from typing import Annotated, Any
 
 import msgspec
@@ -42,6 +43,7 @@ _NAMES_MOST = 1 << 16
 _TEXT_MOST = 300
 _NAME_MOST = 40
 _HOST_MOST = 64
+_DEVICE_MOST = 64
 _NUMBER_MOST = (1 << 64) - 1
 _LISTENS = 1 << 16  # __SO_ACCEPTCON, in the flags of /proc/net/unix
 _KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -50,10 +52,11 @@ _PIECE_BYTES = 1 << 18
 _OURS = re.compile(rb"@" + re.escape(NAME.encode()) + rb"(\d{1,10})/[0-9a-f]{16}")
 # Of loop/kernel.py, which imports asyncio: half of the time that a list takes.
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-_FABRICS = ("rdma", "tcp")
-_ROLES = ("client", "server", "")
 _SERVERS = ("rdma", "tcp", "rdma and tcp")
-_STATES = {state.name.lower() for state in State}
+_KINDS = frozenset(
+    product(("rdma", "tcp"), [state.name.lower() for state in State], ("client", "server", ""))
+)
+"""What a connection may say: its fabric, its state and its role."""
 
 
 class _Head(msgspec.Struct):
@@ -271,7 +274,7 @@ class _Asked:
         counters = [printable(name, _NAME_MOST) for name in said.counters]
         if said.counters and max(map(len, said.counters)) > _NAME_MOST:
             raise ValueError("it has a name for a number that is too long")
-        self.answer.connections += [_checked(_connection(row, counters)) for row in said.rows]
+        self.answer.connections += [_checked(row, counters) for row in said.rows]
         return said.connections is None
 
 
@@ -333,17 +336,19 @@ _HEAD = msgspec.json.Decoder(_Head)
 _LINE = msgspec.json.Decoder(_Line)
 
 
-def _connection(row: _Row, counters: list[str]) -> ConnectionInfo:
-    return ConnectionInfo(*row[:-1], stats=defaultdict(int, zip(counters, row[-1], strict=bool(row[-1]))))
+# This is done for each of thousands of rows: what is as it should be takes no call.
 
 
-def _checked(info: ConnectionInfo) -> ConnectionInfo:
+def _checked(row: _Row, counters: list[str]) -> ConnectionInfo:
     """:raises ValueError: it makes no sense"""
-    if info.fabric not in _FABRICS or info.state not in _STATES or info.role not in _ROLES:
+    numbers = row[-1]
+    info = ConnectionInfo(*row[:-1], defaultdict(int, zip(counters, numbers, strict=bool(numbers))))
+    if (info.fabric, info.state, info.role) not in _KINDS:
         raise ValueError("it says of a connection what makes no sense")
     info.local, info.peer = _checked_place(info.local), _checked_place(info.peer)
-    info.reason = printable(info.reason, _TEXT_MOST)
-    info.device, info.path = printable(info.device, 64), printable(info.path, 16)
+    if len(info.reason) > _TEXT_MOST or not info.reason.isprintable():
+        info.reason = printable(info.reason, _TEXT_MOST)
+    info.device, info.path = _checked_name(info.device), _checked_name(info.path)
     if info.error or info.way or info.far:
         info.error, info.way = printable(info.error, _TEXT_MOST), printable(info.way, _TEXT_MOST)
         info.far = printable(info.far, _TEXT_MOST)
@@ -370,19 +375,23 @@ def _checked_place(place: tuple[str, int] | None) -> tuple[str, int] | None:
     """:raises ValueError: it is no address"""
     if place is None:
         return None
-    host, port = place
+    host = place[0]
     if len(host) > _HOST_MOST:
         raise ValueError("it says an address that is too long")
-    return _host(host), _number(port)
+    return place if (found := _host(host)) == host else (found, place[1])
 
 
-# Thousands of connections have the same few of both. What strangers say is neither kept without end, nor long.
+# Thousands of connections have the same few. What strangers say is neither kept without end, nor long.
 @lru_cache(maxsize=4096)
 def _host(host: str) -> str:
     """:raises ValueError: it is no address"""
     address, _, zone = host.partition("%")
     ipaddress.ip_address(address)
     return printable(f"{address}%{zone}" if zone else address, _HOST_MOST)
+
+
+def _checked_name(name: str) -> str:
+    return name if len(name) <= _DEVICE_MOST and name.isprintable() else printable(name, _DEVICE_MOST)
 
 
 def _number(value: Any) -> int:

@@ -30,7 +30,7 @@ from rdmanet.base.accounts import (
     size_text,
     time_text,
 )
-from rdmanet.base.cpus import why_far
+from rdmanet.base.cpus import are_together, why_far
 from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
 from rdmanet.cli.text import seconds, table
 
@@ -84,9 +84,13 @@ class Process:
 
 
 class Picture:
-    """What was seen the last time: for rates, and of processes that fall silent."""
+    """What was seen the last time: for rates, and of processes that fall silent.
 
-    def __init__(self) -> None:
+    :param is_last: there will be no other one
+    """
+
+    def __init__(self, is_last: bool = False) -> None:
+        self._is_last = is_last
         self.taken_at = 0.0
         self.seconds = 0.0
         """Between the last two."""
@@ -94,6 +98,7 @@ class Picture:
         self._before: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._said: dict[int, tuple[float, list[Answer]]] = {}
         self._owners: dict[tuple[Any, ...], Process] = {}
+        """The processes of connections, by these; empty where no two processes are far from each other."""
         self._far: dict[tuple[int, int], str] = {}
 
     def take(self, pid: int | None) -> list[Process]:
@@ -117,15 +122,19 @@ class Picture:
         self._before, self._bytes = self._bytes, {}
         self._owners.clear()
         self._far.clear()
+        is_any_far = not are_together(processes)
         for process in processes.values():
             for answer in process.answers:
-                for info in answer.connections:
+                for info in answer.connections if not self._is_last else ():
                     self._bytes[_key(process, answer, info)] = _moved(info)
+                for info in answer.connections if is_any_far else ():
                     self._owners[info.local, info.peer] = self._owners[info.role, _call(info)] = process
         return sorted(processes.values(), key=lambda process: process.pid)
 
     def notes(self, process: Process, info: ConnectionInfo) -> list[str]:
         """What has slowed a connection, also by where it and its peer may run, if that was seen, too."""
+        if not self._owners:
+            return info.notes()
         far_role = "server" if info.role == "client" else "client"
         peer = self._owners.get((info.peer, info.local)) or self._owners.get((far_role, _call(info)), process)
         # Of another user's process no other is believed to be the peer.
@@ -138,8 +147,10 @@ class Picture:
 
     def rates(self, process: Process, answer: Answer, info: ConnectionInfo) -> tuple[float, float] | None:
         """Bytes a second, sent and received; None the first time."""
+        if not self._before or not self.seconds or process.age_s:
+            return None
         key = _key(process, answer, info)
-        if key not in self._before or not self.seconds or process.age_s:
+        if key not in self._before:
             return None
         before, now = self._before[key], self._bytes[key]
         return max(0, now[0] - before[0]) / self.seconds, max(0, now[1] - before[1]) / self.seconds
@@ -147,12 +158,14 @@ class Picture:
 
 def run(args: argparse.Namespace) -> int:
     gc.set_threshold(_OBJECTS)
-    picture, left = Picture(), args.count if args.count is not None else (None if args.watch else 1)
+    left = args.count if args.count is not None else (None if args.watch else 1)
+    picture = Picture(is_last=left == 1)
     while left is None or left > 0:
         processes = picture.take(args.pid)
         if args.json:
             # In UTF-8 as all JSON, though the locale may not have the name of some process.
-            sys.stdout.buffer.write(json.encode(_as_json(picture, processes)) + b"\n")
+            sys.stdout.buffer.write(json.encode(_as_json(picture, processes)))
+            sys.stdout.buffer.write(b"\n")
         else:
             if args.watch and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
@@ -248,8 +261,7 @@ def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
         connections = []
         for info in answer.connections:
             rates = picture.rates(process, answer, info)
-            shown = info.facts()
-            shown["waits"], shown["notes"] = info.waits(), picture.notes(process, info)
+            shown = vars(info) | {"waits": info.waits(), "notes": picture.notes(process, info)}
             if rates is not None:
                 shown["sent_per_s"], shown["received_per_s"] = rates
             connections.append(shown)

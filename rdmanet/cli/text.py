@@ -63,18 +63,15 @@ def gid_text(gid: bytes) -> str:
 
 def table(rows: Iterable[Sequence[str]], *, indent: str = "  ") -> str:
     """Lay out rows in columns; the first row is the header. Columns of numbers are aligned right."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    pads = [
-        str.rjust if all(not cell or cell[0] in "0123456789-" for cell in column[1:]) else str.ljust
-        for column in zip(*cells, strict=True)
+    cells = [[*map(str, row)] for row in rows]
+    columns = [*zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    sides = [
+        ">" if all(not cell or cell[0] in "0123456789-" for cell in column[1:]) else "<" for column in columns
     ]
-    lines = []
-    for number, row in enumerate(cells):
-        padded = [pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)]
-        lines.append((indent + "  ".join(padded)).rstrip())
-        if number == 0:
-            lines.append(indent + "  ".join("-" * width for width in widths))
+    line = indent + "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    lines = [line.format(*row).rstrip() for row in cells]
+    lines.insert(1, indent + "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 
 

@@ -81,6 +81,8 @@ class Switch:
 
     # -- who watches -------------------------------------------------------------------------------------
 
+    modules = ("rdmanet.loop.tcp_infos",)
+
     def headline(self) -> dict[str, Any]:
         """What is to be known besides."""
         return {"loop": id(self.base.loop), "library": "", "engines": []}

@@ -143,6 +143,7 @@ class LoopContext:
     :ivar servers: those that listen
     """
 
+    modules = "rdmanet.stream.bindings", "rdmanet.stream.explaining"  # for who looks: see stream/whole.py
     _CM_EVENTS = 64  # in one turn of the loop; the descriptor stays readable if there are more
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: Library) -> None:

@@ -34,6 +34,8 @@ class Staged:
     server: ServerInfo | None = None
     engine: dict[str, Any] = field(default_factory=dict)
 
+    modules: tuple[str, ...] = ()
+
     def headline(self) -> dict[str, Any]:
         return {"loop": 1, "library": "embedded", "engines": [self.engine] if self.engine else []}
 

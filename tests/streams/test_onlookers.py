@@ -6,10 +6,12 @@ import errno
 import json
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from harness import Net
 
 from rdmanet.base import onlookers, watching
@@ -23,6 +25,8 @@ class Many:
     def __init__(self, count: int) -> None:
         self.count = count
         self.asked = 0
+
+    modules: tuple[str, ...] = ()
 
     def headline(self) -> dict[str, Any]:
         return {"loop": 1, "library": "", "engines": []}
@@ -112,6 +116,37 @@ async def test_no_more_is_made_than_is_asked_for():
         assert source.asked <= onlookers.ROWS_MOST + 1
         assert len(await read_all(sock)) > 3
     await until_seen(lambda: not at.answers)
+    at.close()
+
+
+def importing(monkeypatch: pytest.MonkeyPatch) -> Many:
+    """A source that takes modules which nobody has imported."""
+    source = Many(1)
+    source.modules = ("colorsys", "sched", "symtable")
+    for name in source.modules:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return source
+
+
+async def test_modules_are_imported_one_in_a_turn(monkeypatch):
+    source = importing(monkeypatch)
+    lines = onlookers._lines_of(source)
+    for number, _ in enumerate(source.modules, 1):
+        assert next(lines) == b""
+        assert [name in sys.modules for name in source.modules] == [at < number for at in range(3)]
+    assert json.loads(next(lines))["version"] == onlookers.VERSION
+    source = importing(monkeypatch)
+    at = watched(source)
+    with look(at) as sock:
+        assert len(rows_of(await read_all(sock))) == 1
+    at.close()
+
+
+async def test_who_asks_before_it_was_told_is_given_up(monkeypatch):
+    at = watched(importing(monkeypatch))
+    with look(at) as sock:
+        sock.send(b"\n")
+        assert await read_all(sock) == [] and not at.answers
     at.close()
 
 

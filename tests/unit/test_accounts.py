@@ -10,6 +10,7 @@ from rdmanet.base.accounts import (
     accepted_at,
     loop_notes,
     place_text,
+    row_of,
     size_text,
     time_text,
 )
@@ -140,7 +141,7 @@ def test_the_client_has_said_nothing():
 @pytest.mark.parametrize("state", State)
 def test_each_state_is_understood(state):
     info = replace(OPEN, state=state.name.lower())
-    assert asking._checked(replace(info)) == info
+    assert asking._checked(row_of(info), list(info.stats)) == info
     assert info.explain()
 
 

@@ -1,5 +1,6 @@
 """Which CPUs are far from each other, by affinity: the kernel's files are those of a machine with two nodes."""
 
+import itertools
 import os
 
 import pytest
@@ -49,6 +50,15 @@ def test_two_processes_on_other_nodes(machine):
     )
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_processes_are_together_if_no_two_are_far_from_each_other(machine, monkeypatch, count):
+    for most in (8, 0):
+        monkeypatch.setattr(cpus, "_PLACES_MOST", most)
+        for pids in itertools.combinations(range(1, 7), count):
+            is_any_far = any(cpus.why_far(*pair) for pair in itertools.permutations(pids, 2))
+            assert cpus.are_together(pids) == (not is_any_far and (most > 0 or not pids))
+
+
 def test_an_adapter_at_another_node(machine, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6})
     assert "may only run on CPUs 4,6 (node 1), and mlx5_0 is at node 0" in cpus.why_far_from("mlx5_0")
@@ -94,6 +104,7 @@ def test_ss_names_far_cpus(machine, monkeypatch):
 def test_two_processes_are_looked_at_once(machine, monkeypatch):
     """However many connections they have, and also if they are near each other."""
     asked = []
+    monkeypatch.setattr(ss, "are_together", lambda pids: False)
     monkeypatch.setattr(ss, "why_far", lambda *pids: asked.append(pids) or "")
     picture, processes = picture_of(monkeypatch, 1, 3)
     for answer in processes[0].answers:
