@@ -1,13 +1,14 @@
 """Measure what it costs to be watched: `rdmanet ss --watch` and RDMANET_TRACE, beside the same programs unwatched.
 
-usage: python -m benchmarks.watching [--quick] [--turns N] [--before FOLDER] [--crowd N]
+usage: python -m benchmarks.watching [--quick] [--turns N] [--minutes N] [--before FOLDER] [--crowd N]
 
 Pairs of processes, a server and a client, run the cases of `make bench-quick` in turns: unwatched; with
 `rdmanet ss --watch` beside them, which looks at both each second; with a trace. `--before` adds a pair of another
 tree, built, with nothing attached. Each ratio is that of a turn to the unwatched run of this turn: of the time, and of
 the CPU time, of a message. The table has their medians, and the quartiles of those of the time: they say how far to
 trust a median. Who is watched and who is not are the same two processes, since two pairs of processes differ by some
-percent as they are.
+percent as they are; the others differ by that, too, so each turn has new processes. A turn takes a minute and a half.
+After `--minutes` no other one begins, and if one fails, the table has those before it.
 
 `--crowd N` measures something else: the longest round trip of one connection of a server that holds N others, while
 `rdmanet ss` lists all of them, again and again, and while nothing does; and how long a list takes. A connection of a
@@ -77,28 +78,57 @@ def watching(is_on: bool) -> Iterator[None]:
 
 
 def measured(args: argparse.Namespace, cpus: tuple[int, int]) -> dict[Any, list[tuple[float, float]]]:
-    """By case, interface and state: time and CPU time of a message, in microseconds, of each turn."""
+    """By case, interface and state: time and CPU time of a message, in microseconds, of each turn.
+
+    :raises WorkerError: the first turn has failed
+    """
     found: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    ends = time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory(prefix="rdmanet-") as folder:
+        for turn in range(args.turns):
+            began = time.monotonic()
+            try:
+                for key, times in measured_once(args, cpus, turn, folder).items():
+                    found[key].append(times)
+            except WorkerError as exc:
+                if not found:
+                    raise
+                print(f"\nturn {turn + 1}: {exc}: the table has the turns before it", file=sys.stderr)
+                break
+            if 2 * time.monotonic() - began > ends and turn + 1 < args.turns:
+                print(f"\n{turn + 1} turns in {args.minutes:g} minutes", file=sys.stderr)
+                break
+    say("")
+    return found
+
+
+def measured_once(
+    args: argparse.Namespace, cpus: tuple[int, int], turn: int, folder: str
+) -> dict[Any, tuple[float, float]]:
+    """The same of one turn.
+
+    :raises WorkerError: a process does not answer
+    """
+    found: dict[Any, tuple[float, float]] = {}
+    prefixes: dict[str, list[str]] = {PLAIN: []}
+    prefixes[TRACED] = ["env", f"RDMANET_TRACE={folder}/trace"]
+    if args.before is not None:
+        prefixes[BEFORE] = ["env", "-C", str(args.before)]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rdmanet-"))
-        prefixes: dict[str, list[str]] = {PLAIN: []}
-        prefixes[TRACED] = ["env", f"RDMANET_TRACE={folder}/trace"]
-        if args.before is not None:
-            prefixes[BEFORE] = ["env", "-C", str(args.before)]
         pairs = {state: stack.enter_context(WatchedPair(cpus, prefix)) for state, prefix in prefixes.items()}
         pairs[WATCHED] = pairs[PLAIN]
         states = list(pairs)
-        for turn in range(args.turns):
-            for case, api in MEASURED:
-                for state in states[turn % len(states) :] + states[: turn % len(states)]:
-                    say(f"{turn + 1}/{args.turns}  {case.name}, {api}, {state}")
-                    with watching(state == WATCHED):
-                        run = pairs[state].run(replace(case, seconds=args.seconds), api)
-                    time_us = 1e6 / run["messages_per_s"]
-                    if case.pause_s:  # else it is the pause
-                        time_us = run["p50_us"]
-                    found[case.name, api, state].append((time_us, run["cpu_us"]))
-    say("")
+        for case, api in MEASURED:
+            for state in states[turn % len(states) :] + states[: turn % len(states)]:
+                say(f"{turn + 1}/{args.turns}  {case.name}, {api}, {state}")
+                with watching(state == WATCHED):
+                    run = pairs[state].run(replace(case, seconds=args.seconds), api)
+                time_us = 1e6 / run["messages_per_s"]
+                if case.pause_s:  # else it is the pause
+                    time_us = run["p50_us"]
+                found[case.name, api, state] = time_us, run["cpu_us"]
+    for trace in Path(folder).iterdir():
+        trace.unlink()
     return found
 
 
@@ -186,11 +216,14 @@ def main() -> int:
         prog="python -m benchmarks.watching", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="one short turn: to see that it runs")
-    parser.add_argument("--turns", type=int, metavar="N", help="default: 15, or 1 with --quick")
+    parser.add_argument("--turns", type=int, metavar="N", help="default: 9, or 1 with --quick")
+    parser.add_argument(
+        "--minutes", type=float, default=15.0, metavar="N", help="begin no turn that would end after N (15)"
+    )
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another tree, built")
     parser.add_argument("--crowd", type=int, metavar="N", help="lists of N connections instead")
     args = parser.parse_args()
-    args.turns = args.turns or (1 if args.quick else 15)
+    args.turns = args.turns or (1 if args.quick else 9)
     args.seconds = 0.3 if args.quick else 2.0
     allowed = sorted(os.sched_getaffinity(0))
     cpus = (allowed[0], allowed[1]) if len(allowed) > 1 else (-1, -1)
