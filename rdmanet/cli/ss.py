@@ -40,7 +40,7 @@ _STATES = {
     "t": "stopped by a debugger",
     "R": "busy: its loop has not turned in time",
     "D": "waiting for a disk, or the like",
-    "S": "asleep, but its loop does not turn: it waits in a call that blocks",
+    "S": "asleep, but its loop does not turn: it waits in a call that blocks, or is a blocking client that is not used",
 }
 _ENDED = ("", "X", "Z")
 _OBJECTS = (
@@ -310,6 +310,8 @@ def _why_silent(answer: Answer) -> str:
         return "it has ended"
     if answer.failed != "late":
         return answer.failed
+    if state not in ("T", "t") and (limit := _limit_reached(answer.pid)):
+        return f"none of its {limit} descriptors is left (ulimit -n): it can accept no connection, not even this one"
     return f"{_STATES.get(state, 'its loop has not turned in time')} (waited {ANSWER_S} s)"
 
 
@@ -318,6 +320,15 @@ def _state(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         return file.read(4096).rpartition(b")")[2].split()[0].decode("ascii", "replace")
     return ""
+
+
+def _limit_reached(pid: int) -> int:
+    """How many descriptors a process may have, if it has them all; else 0."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/limits", "rb") as file:
+        [line] = [line for line in file.read(1 << 14).splitlines() if line.startswith(b"Max open files ")]
+        limit = int(line.split()[3])
+        return limit if len(os.listdir(f"/proc/{pid}/fd")) >= limit else 0
+    return 0
 
 
 def _program(pid: int) -> str:

@@ -126,6 +126,16 @@ def test_a_process_whose_loop_computes(watched):
     watched.hear()
 
 
+def test_a_process_without_descriptors(watched):
+    """It turns, and can accept nobody who asks."""
+    watched.tell(do="take all descriptors")
+    watched.hear()
+    found = seen(watched)["silent"]
+    assert re.match(r"none of its \d+ descriptors is left \(ulimit -n\): it can accept no connection", found)
+    watched.tell(do="go on")
+    watched.hear()
+
+
 def test_a_loop_that_sleeps(watched):
     """It is asleep when nobody writes to it, and each look of ours wakes it."""
     while not (engine := seen(watched)["loops"][0]["engines"][0])["us_asleep"] or engine["polling"]:
