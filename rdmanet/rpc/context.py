@@ -75,8 +75,12 @@ class CallInfo(msgspec.Struct, eq=False):
 
     @property
     def peer(self) -> Any:
-        """At a server, who calls: a `Peer`. At a client, its server's address; of several, that of the last call's."""
-        return self._side.peer
+        """At a server, who calls: a `Peer`. At a client, the address of the server to which the call was sent last.
+
+        Before that, if there are several, the address of the last call's.
+        """
+        peer = None if self._said is None else self._said._peer
+        return self._side.peer if peer is None else peer
 
     @property
     def initial_metadata(self) -> Mapping[str, str | bytes]:

@@ -136,7 +136,7 @@ class Pool:
     async def _unary(self, tried: Tried) -> Any:
         while True:
             slot, channel = self._pick(tried.been) or await self._connected(tried, tried.call.deadline)
-            tried.at = slot
+            tried.goes_to(slot, channel.peer)
             try:
                 result = await channel.unary(tried.call)
             except Error as exc:
@@ -156,6 +156,7 @@ class Pool:
         with cut:
             while True:
                 slot, channel = self._pick(tried.been) or await self._connected(tried, tried.call.deadline)
+                tried.goes_to(slot, channel.peer)
                 items = channel.stream(tried.call)
                 try:
                     async with contextlib.aclosing(items):

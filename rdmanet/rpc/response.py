@@ -35,11 +35,12 @@ class Response:
         such as a lost connection, brings none
     """
 
-    __slots__ = ("_changed", "_is_busy", "_is_over", "initial_metadata", "trailing_metadata")
+    __slots__ = ("_changed", "_is_busy", "_is_over", "_peer", "initial_metadata", "trailing_metadata")
 
     def __init__(self) -> None:
         self._is_busy = self._is_over = False
         self._changed: asyncio.Future[None] | None = None
+        self._peer: Any = None  # of several servers, the address of that to which the last try was sent
         self.emptied()
 
     async def wait_initial(self) -> Metadata:
@@ -93,6 +94,7 @@ class Response:
     def take(self, other: Response) -> None:
         """This call has ended as that of another Response."""
         self.initial_metadata, self.trailing_metadata = other.initial_metadata, other.trailing_metadata
+        self._peer = other._peer
 
     def _look(self) -> None:
         if self._changed is not None:

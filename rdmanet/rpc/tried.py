@@ -35,6 +35,12 @@ class Tried:
                 call = call.streaming(self.sent)
             self.call = call
 
+    def goes_to(self, at: object, peer: Any) -> None:
+        """It is made at this server, whose address interceptors are to see (`CallInfo.peer`)."""
+        self.at = at
+        if self.call.response is not None:
+            self.call.response._peer = peer
+
     def may_be_repeated(self, retry: Retry | None, error: Error) -> bool:
         """Whether it does no harm to make it again after this error."""
         if self.has_items or (self.sent is not None and self.sent.is_begun):

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from net import HOST, Net
 from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import rpc_attributes
+from opentelemetry.semconv._incubating.metrics import rpc_metrics
 from opentelemetry.trace import SpanKind, StatusCode
 
 from rdmanet import rpc
@@ -112,6 +115,50 @@ async def test_a_call_is_a_span_at_either_side(traced: Traced):
         assert client.attributes is not None and server.attributes is not None
         assert client.attributes["server.address"] == server.attributes["network.peer.address"] == HOST
         assert client.attributes["server.port"] != server.attributes["network.peer.port"]
+
+
+async def test_the_server_that_a_call_went_to_is_named(traced: Traced):
+    """Of several, also when another call has gone to another one meanwhile."""
+    net, works = traced.net, [Work(), Work()]
+    if net.is_by_name:
+        return
+    places = [net.address(await net.serve(work)) for work in works]
+    how: Any = {"policy": "spread", "transport": net.transport}
+    async with rpc.connect(Work, places, interceptors=[tracing.client(traced.provider)], **how) as client:
+        (first,) = await begin(client.wait())
+        await until_seen(lambda: any(work.begun for work in works))
+        asked = next(place for work, place in zip(works, places, strict=True) if work.begun)
+        (second,) = await begin(client.wait())
+        await until_seen(lambda: all(work.begun for work in works))
+        first.cancel()
+        [span] = await traced.ended(1)
+        assert span.attributes is not None and span.attributes["server.port"] == asked[1]
+        second.cancel()
+
+
+async def test_how_long_calls_take(net: Net):
+    reader = InMemoryMetricReader()
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    server = await net.serve(Work(), interceptors=[tracing.server(meter_provider=meters)])
+    work = await net.connect(Work, server, interceptors=[tracing.client(meter_provider=meters)])
+    with pytest.raises(rpc.Error):
+        await work.fail(int(Code.UNAVAILABLE))
+    assert [number async for number in work.count(2)] == [0, 1]
+    await until_seen(lambda: not server.running)
+    found = reader.get_metrics_data()
+    assert found is not None
+    metrics = found.resource_metrics[0].scope_metrics[0].metrics
+    assert {(metric.name, metric.unit) for metric in metrics} == {
+        (rpc_metrics.RPC_CLIENT_CALL_DURATION, "s"), (rpc_metrics.RPC_SERVER_CALL_DURATION, "s"),
+    }  # fmt: skip
+    for metric in metrics:
+        points = {point.attributes["rpc.method"]: point for point in metric.data.data_points}
+        assert {name: point.count for name, point in points.items()} == {"Work/fail": 1, "Work/count": 1}
+        assert all(0 < point.sum < 60 for point in points.values())
+        said = points["Work/fail"].attributes
+        assert said["rpc.response.status_code"] == said["error.type"] == "UNAVAILABLE"
+        assert points["Work/count"].attributes["rpc.response.status_code"] == "OK"
+    meters.shutdown()
 
 
 async def test_calls_of_a_method_are_below_it(traced: Traced):
