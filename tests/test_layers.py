@@ -43,6 +43,7 @@ RPC_GROUND |= {
     "rpc.shares",
     "rpc.weights",
     "rpc.snapshot",
+    "rpc.explaining",
     "rpc.method_options",
     "rpc.method",
     "rpc.retry",
@@ -63,7 +64,7 @@ ROOMS = [
         {"base.scopes"},
         {"base.pause"},
         {"base.notifier", "base.closable"},
-        {"base.accounts", "base.watching", "base.onlookers", "base.cpus"},
+        {"base.accounts", "base.call_accounts", "base.watching", "base.onlookers", "base.cpus"},
     ],
     [{"_core", "_verbs"}],
     [

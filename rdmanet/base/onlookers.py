@@ -21,10 +21,11 @@ nobody can take the name before. The number is only for people. Who looks takes 
 namespaces and that it may trace, since otherwise it cannot see their namespaces. All others are closed without a word.
 
 The answer is lines of JSON. The head, about the source, comes at once. Each byte that comes from whoever looks asks for
-one line more: of the connections that a slice of `SLICE_S` is enough for, and when there are none left, how many there
-were. So the loop turns between two slices, does its other work there, and makes no more than is read. The pace is that
-of who looks, who asks one process at a time (cli/asking.py). A connection is a row of values, and the names of its
-counters stand once in a line: with names in each row, they would be most of the work of both sides.
+one line more: of the connections that a slice of `SLICE_S` is enough for, then of the calls of rdmanet.rpc, and when
+there are none left, how many connections there were. So the loop turns between two slices, does its other work there,
+and makes no more than is read. The pace is that of who looks, who asks one process at a time (cli/asking.py). A
+connection is a row of values, and the names of its counters stand once in a line: with names in each row, they would be
+most of the work of both sides.
 
 What an answer needs of modules, and the program may not have imported, takes 15 ms the first time, most of it msgspec's
 own needs. These are imported one in a turn.
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+    from rdmanet.base.call_accounts import CallsInfo
 
 NAME = "rdmanet-ss/"
 """How the names of these sockets begin."""
@@ -62,6 +64,8 @@ VERSION = 2
 SLICE_S = 0.0003
 ROWS_MOST = 64
 """Of a line, so that it fits in a socket."""
+CALLERS_MOST = 8
+"""Servers and clients of calls in a line, for the same reason."""
 PATIENCE_S = 10.0
 PATIENCE_IN_ALL_S = 60.0
 ONLOOKERS_MOST = 4
@@ -96,6 +100,9 @@ class Source(Protocol):
 
     def server_infos(self) -> Iterator[ServerInfo]:
         """Its servers, as they are now."""
+
+    def calls_infos(self) -> Iterator[CallsInfo]:
+        """What `rdmanet.rpc` has under way on its loop."""
 
 
 class Readers(NamedTuple):
@@ -273,6 +280,14 @@ def _lines_of(source: Source) -> Generator[bytes, None, None]:
         count += 1
     if rows:
         yield json.encode({"counters": counters, "rows": rows}) + b"\n"
+    until, calls = time.monotonic() + SLICE_S, list[Any]()
+    for each in source.calls_infos():
+        if calls and (len(calls) == CALLERS_MOST or time.monotonic() > until):
+            yield json.encode({"calls": calls}) + b"\n"
+            until, calls = time.monotonic() + SLICE_S, []
+        calls.append(each)
+    if calls:
+        yield json.encode({"calls": calls}) + b"\n"
     yield json.encode({"connections": count}) + b"\n"
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rdmanet.base.onlookers import Onlookers, Source
 from rdmanet.base.onlookers import Readers as Readers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+    from rdmanet.base.call_accounts import CallsInfo
 
 logger = logging.getLogger("rdmanet")
 
@@ -49,6 +50,17 @@ class Watched:
         _sources.pop(self._key, None)
         if self._onlookers is not None:
             self._onlookers.close(loop_lives)
+
+
+callers: weakref.WeakKeyDictionary[Any, Callable[[Any], CallsInfo | None]] = weakref.WeakKeyDictionary()
+"""The servers and clients of rdmanet.rpc, and what tells of their calls: None if they are closed. Each has a `loop`."""
+
+
+def calls_of(loop: Any) -> Iterator[CallsInfo]:
+    """What the servers and clients of a loop have under way."""
+    for caller, told in list(callers.items()):
+        if caller.loop is loop and (info := told(caller)) is not None:
+            yield info
 
 
 opened_by_tcp = {"client": 0, "server": 0}

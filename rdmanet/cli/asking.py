@@ -32,6 +32,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from rdmanet.base.call_accounts import CALLS_MOST, CallsInfo
 from rdmanet.base.onlookers import NAME, VERSION
 from rdmanet.protocol import State
 
@@ -78,10 +79,11 @@ _Row = tuple[
 
 
 class _Line(msgspec.Struct):
-    """Each line after it: some connections, or in the last line how many there were."""
+    """Each line after it: some connections, what is under way of calls, or in the last line how many there were."""
 
     counters: list[str] = []
     rows: list[_Row] = []
+    calls: list[CallsInfo] = []
     connections: int | None = None
 
 
@@ -101,6 +103,7 @@ class Answer:
     engines: list[dict[str, Any]] = field(default_factory=list)
     servers: list[ServerInfo] = field(default_factory=list)
     connections: list[ConnectionInfo] = field(default_factory=list)
+    calls: list[CallsInfo] = field(default_factory=list)
 
 
 def ask_all(pid: int | None = None) -> list[Answer]:
@@ -253,6 +256,7 @@ class _Asked:
         except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
             self.answer.failed = printable(str(exc), _TEXT_MOST)
             self.answer.connections.clear()
+            self.answer.calls.clear()
             return False
 
     def _understood(self, line: bytearray) -> bool:
@@ -275,6 +279,7 @@ class _Asked:
         if said.counters and max(map(len, said.counters)) > _NAME_MOST:
             raise ValueError("it has a name for a number that is too long")
         self.answer.connections += [_checked(row, counters) for row in said.rows]
+        self.answer.calls += map(_checked_calls, said.calls)
         return said.connections is None
 
 
@@ -328,6 +333,7 @@ def _hear(asked: dict[int, _Asked]) -> None:
     for one in asked.values():
         one.answer.failed = "late"
         one.answer.connections.clear()
+        one.answer.calls.clear()
 
 
 # -- what is believed ------------------------------------------------------------------------------------
@@ -363,6 +369,19 @@ def _checked_server(server: ServerInfo) -> ServerInfo:
     for number in (server.connections, server.half_open, server.waiting, server.backlog):
         _number(number)
     return server
+
+
+def _checked_calls(info: CallsInfo) -> CallsInfo:
+    """:raises ValueError: it makes no sense"""
+    if info.side not in ("server", "client") or len(info.calls) > CALLS_MOST:
+        raise ValueError("it says of calls what makes no sense")
+    info.service, info.where = printable(info.service, _TEXT_MOST), printable(info.where, _TEXT_MOST)
+    for number in (info.key, info.under_way, *(call.us for call in info.calls)):
+        _number(number)
+    for call in info.calls:
+        call.method, call.doing = printable(call.method, _TEXT_MOST), printable(call.doing, _TEXT_MOST)
+    info.notes = [printable(note, _TEXT_MOST) for note in info.notes]
+    return info
 
 
 def _checked_engine(engine: dict[str, Any]) -> dict[str, Any]:

@@ -215,6 +215,8 @@ def _lines_of(picture: Picture, process: Process) -> Iterator[str]:
                 f" {engine.get('wakeups', 0)} wake-ups"
             )
             yield from (f"    note: {words}" for words in loop_notes(engine))
+        for calls in answer.calls:
+            yield "  " + calls.explain().replace("\n", "\n  ")
         yield from _connection_lines(picture, process, answer)
 
 
@@ -270,6 +272,7 @@ def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
                 "loop": answer.loop,
                 "engines": [engine | {"notes": loop_notes(engine)} for engine in answer.engines],
                 "servers": [asdict(server) for server in answer.servers],
+                "calls": answer.calls,
                 "connections": connections,
             }
         )
@@ -285,6 +288,8 @@ def _merged(answers: list[Answer]) -> list[Answer]:
         one.engines += answer.engines
         one.servers += answer.servers
         one.connections += answer.connections
+        # Each of a loop's sources has said them.
+        one.calls = [*{info.key: info for info in one.calls + answer.calls}.values()]
     for one in loops.values():
         both = {place for server in one.servers if server.fabric != "rdma" for place in server.places}
         accepted = accepted_at(info for info in one.connections if info.fabric == "tcp")

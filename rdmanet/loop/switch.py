@@ -13,7 +13,7 @@ import functools
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rdmanet.base import watching
@@ -31,6 +31,7 @@ from rdmanet.stream import in_the_clear
 
 if TYPE_CHECKING:
     from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+    from rdmanet.base.call_accounts import CallsInfo
 
 # Keywords of create_connection() that do not matter to RDMA. With others, the call is the base's.
 _OF_TCP = {"happy_eyeballs_delay", "interleave"} | ({"all_errors"} if sys.version_info >= (3, 12) else set())
@@ -81,7 +82,7 @@ class Switch:
 
     # -- who watches -------------------------------------------------------------------------------------
 
-    modules = ("rdmanet.loop.tcp_infos",)
+    modules: Sequence[str] = ("rdmanet.loop.tcp_infos",)
 
     def headline(self) -> dict[str, Any]:
         """What is to be known besides."""
@@ -96,6 +97,10 @@ class Switch:
         """The side of each of these connections."""
         found: Iterator[str] = imported(_tcp_infos).tcp_sides(self.base.loop, self._made)
         return found
+
+    def calls_infos(self) -> Iterator[CallsInfo]:
+        """What `rdmanet.rpc` has under way on this loop."""
+        return watching.calls_of(self.base.loop)
 
     def server_infos(self) -> Iterator[ServerInfo]:
         """The servers that serve both. Who looks counts those by TCP, which are listed one by one."""

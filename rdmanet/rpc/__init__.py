@@ -20,6 +20,7 @@ from rdmanet.rpc.buffer import Buffer as Buffer
 from rdmanet.rpc.builtin import Health as Health
 from rdmanet.rpc.builtin import Reflection as Reflection
 from rdmanet.rpc.client import connect as connect
+from rdmanet.rpc.client import explain as explain
 from rdmanet.rpc.client import options as options
 from rdmanet.rpc.client import peer as peer
 from rdmanet.rpc.client import stats as stats

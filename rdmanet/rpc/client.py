@@ -16,6 +16,8 @@ from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
 
 import msgspec
 
+from rdmanet.base import watching
+from rdmanet.base.call_accounts import CallsInfo
 from rdmanet.errors import shown
 from rdmanet.rpc import context, endpoints
 from rdmanet.rpc.call_metadata import Metadata, checked_metadata
@@ -24,6 +26,7 @@ from rdmanet.rpc.client_interceptors import Caller, Intercepted
 from rdmanet.rpc.context import CURRENT, deadline_in
 from rdmanet.rpc.dialing import Address, Weighted, first_of
 from rdmanet.rpc.errors import no_connection
+from rdmanet.rpc.explaining import of_client
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
@@ -40,7 +43,7 @@ from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
 from rdmanet.rpc.streaming import Cut, Results
 
-__all__ = ["connect", "options", "peer", "stats", "take_back"]
+__all__ = ["connect", "explain", "options", "peer", "stats", "take_back"]
 
 _S = TypeVar("_S", bound=Service)
 
@@ -237,7 +240,7 @@ def options(
         before.into if into is _SAME else None if into is None else Into(into),
         before.response if response is _SAME else response,
     )
-    return cast(_S, type(this)(this._caller, changed, limits, this._counters))
+    return cast(_S, type(this)(this._caller, changed, limits, this._counters, this._known))
 
 
 @overload
@@ -290,6 +293,18 @@ async def take_back(client: Service, lent: Service) -> None:
     await asyncio.gather(*(channel.take_back(lent) for channel in lending))
 
 
+def explain(client: Service) -> str:
+    """Which calls of a client are under way, for how long, and why others wait: a few lines of text.
+
+    It says of its servers, too, which of them cannot be reached, or get no calls for a while, and why; and of objects
+    that the client has lent, which of their methods run. `rdmanet ss` says the same of another process.
+
+    :raises TypeError: it is not what `connect` has given
+    """
+    info = of_client(_checked(client)._caller)
+    return "the client is closed, or its connection is over" if info is None else info.explain()
+
+
 def _checked(client: object) -> _Client[Any]:
     if not isinstance(client, _Client):
         raise TypeError(f"{shown(client)} is not a client of rdmanet.rpc.connect()")
@@ -321,13 +336,36 @@ class _Options(msgspec.Struct, frozen=True):
     response: Response | None = None
 
 
+class Known:
+    """What makes a client's calls, known to who looks at the process while the client or a copy of it lives."""
+
+    __slots__ = ("__weakref__", "caller", "loop")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.loop = asyncio.get_running_loop()
+        watching.callers[self] = _told
+
+
+def _told(known: Known) -> CallsInfo | None:
+    return of_client(known.caller)
+
+
 class _Client(Generic[_S]):
     """What `connect` gives. Its subclasses have the methods."""
 
-    __slots__ = ("_caller", "_counters", "_limits", "_options")
+    __slots__ = ("_caller", "_counters", "_known", "_limits", "_options")
 
-    def __init__(self, caller: Caller, options: _Options, limits: Limits, counters: list[Counter]) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        options: _Options,
+        limits: Limits,
+        counters: list[Counter],
+        known: Known | None = None,
+    ) -> None:
         self._caller = caller
+        self._known = known
         self._options = options
         self._limits = limits
         self._counters = counters

@@ -72,6 +72,8 @@ class CallInfo(msgspec.Struct, eq=False):
     _number: int = -1
     """At a server, the call's on its connection."""
     _said: Response | None = None
+    _work: Any = None
+    """At a server, what runs in a thread for it now, or waits for one (threads.py)."""
 
     @property
     def peer(self) -> Any:

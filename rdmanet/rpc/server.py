@@ -12,11 +12,13 @@ from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Self
 
+from rdmanet.base import watching
 from rdmanet.errors import shown
 from rdmanet.rpc import endpoints
 from rdmanet.rpc.borrowed_objects import borrowing
 from rdmanet.rpc.builtin import HealthStatus, Served, builtin_of, names_of, served_by_name
 from rdmanet.rpc.callee import Callee
+from rdmanet.rpc.explaining import of_server
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
@@ -124,6 +126,7 @@ class Server:
         """Why it takes no new calls."""
         self.unheard: set[Callee] = set()
         """The connections whose clients may not have heard that."""
+        watching.callers[self] = of_server
         self._idle: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] = self.loop.create_future()
 
@@ -164,6 +167,14 @@ class Server:
             for method, stats in counted(served.schema, served.counters).items():
                 found[method if len(names) == 1 else f"{name}.{method}"] = stats
         return found
+
+    def explain(self) -> str:
+        """Which calls are under way, for how long, and what each does or waits for: a few lines of text.
+
+        Of a method that waits it names the line, and of one in a thread where that is. `rdmanet ss` says the same of
+        another process.
+        """
+        return of_server(self).explain()
 
     async def serve_forever(self) -> None:
         """Wait until the server is closed, or drained. Cancelling this closes it."""

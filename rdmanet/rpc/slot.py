@@ -80,7 +80,11 @@ class Slot:
 
     def is_ejected(self, now: float) -> bool:
         """Whether it gets no calls now while others do."""
-        return self.row > 0 and now < self._ejected_until
+        return self.ejected_for(now) > 0
+
+    def ejected_for(self, now: float) -> float:
+        """For how many seconds more; 0: it is not."""
+        return max(0.0, self._ejected_until - now) if self.row > 0 else 0.0
 
     def blamed(self, now: float) -> int:
         """As how many unfinished calls its failures count now."""

@@ -23,6 +23,7 @@ import contextvars
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -140,14 +141,18 @@ class Work:
 
     It neither raises nor returns in the thread: what it has done is in `_done`, to which nothing else refers when it is
     taken. So a result can be lent where it is (snapshot.py), and an error takes no cycle.
+
+    :ivar thread: in which it runs; None: it waits for one
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
+        self.thread: int | None = None
         self._to_do = [function]
         self._done: list[tuple[bool, Any]] = []
 
     def __call__(self) -> None:
         """In the thread."""
+        self.thread = threading.get_ident()
         try:
             function = self._to_do.pop()
         except IndexError:
@@ -183,6 +188,8 @@ async def _result(work: Work) -> Any:
     side = None if call is None else server_side(call)
     loop, executor = asyncio.get_running_loop(), None if side is None else side.executor
     running = loop.run_in_executor(executor, functools.partial(contextvars.copy_context().run, work))
+    if call is not None:
+        call._work = work
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -190,4 +197,6 @@ async def _result(work: Work) -> Any:
         if call is not None and side is not None:
             side.leave(call, running)
         raise
+    if call is not None:
+        call._work = None
     return work.taken()

@@ -29,7 +29,7 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rdmanet import _core
@@ -57,6 +57,7 @@ from rdmanet.verbs.device_log import DeviceLog
 if TYPE_CHECKING:
     from rdmanet._core import AsyncEvent
     from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+    from rdmanet.base.call_accounts import CallsInfo
 
 logger = logging.getLogger("rdmanet")
 CMHandler = Callable[[CMEvent], None]
@@ -143,7 +144,7 @@ class LoopContext:
     :ivar servers: those that listen
     """
 
-    modules = "rdmanet.stream.bindings", "rdmanet.stream.explaining"  # for who looks: see stream/whole.py
+    modules: Sequence[str] = ("rdmanet.stream.bindings", "rdmanet.stream.explaining")  # see stream/whole.py
     _CM_EVENTS = 64  # in one turn of the loop; the descriptor stays readable if there are more
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: Library) -> None:
@@ -231,6 +232,10 @@ class LoopContext:
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         """The connections, and attempts at them, as they are now; a forked child has none."""
         return (connection.info() for connection in list(self.connections) if not self.foreign)
+
+    def calls_infos(self) -> Iterator[CallsInfo]:
+        """What `rdmanet.rpc` has under way on this loop."""
+        return watching.calls_of(self.loop)
 
     def server_infos(self) -> Iterator[ServerInfo]:
         """The servers as they are now."""

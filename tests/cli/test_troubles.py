@@ -14,6 +14,7 @@ import pytest
 
 from rdmanet.base import onlookers
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo, loop_notes
+from rdmanet.base.call_accounts import CallsInfo
 from rdmanet.cli import ss
 from tests.security.test_ss import Liar
 
@@ -41,6 +42,9 @@ class Staged:
 
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         return iter([] if self.connection is None else [self.connection])
+
+    def calls_infos(self) -> Iterator[CallsInfo]:
+        return iter(())
 
     def server_infos(self) -> Iterator[ServerInfo]:
         return iter([] if self.server is None else [self.server])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rdmanet.base import onlookers
+from rdmanet.base.call_accounts import CALLS_MOST
 from rdmanet.cli import asking, ss
 from tests.security.conftest import ATTACKER, VICTIM, unfit
 
@@ -18,6 +19,11 @@ HEAD = b'{"version":%d,"loop":1,"library":"","engines":[],"servers":[]}\n' % onl
 CONNECTION = (
     b'{"counters":["a"],"rows":[["tcp","%s","client",["127.0.0.1",1],["127.0.0.1",2],"open",true,false,"","",'
     b'7,"","","",[5]]]}\n'
+)
+
+CALLS = (
+    b'{"calls":[{"key":1,"side":"server","service":"%b","where":"%b","under_way":1,'
+    b'"calls":[{"method":"%b","us":1,"doing":"%b"}],"notes":["%b"]}]}\n'
 )
 
 
@@ -82,10 +88,11 @@ def text_of_all() -> str:
 def test_no_escape_is_printed(guarded, monkeypatch):
     if not guarded:
         monkeypatch.setattr(asking, "printable", lambda text, most: text)
-    lies = CONNECTION % ESCAPE.encode().replace(b"\x1b", b"\\u001b").replace(b"\x07", b"\\u0007")
+    escape = ESCAPE.encode().replace(b"\x1b", b"\\u001b").replace(b"\x07", b"\\u0007")
+    lies = CONNECTION % escape + CALLS % ((escape,) * 5)
     with Liar(HEAD + lies + b'{"connections":1}\n', os.getpid()):
         said = text_of_all()
-    assert "why TCP: " in said
+    assert "why TCP: " in said and "1 calls under way" in said
     assert (ESCAPE in said) is not guarded
     assert any(not character.isprintable() and character != "\n" for character in said) is not guarded
 
@@ -166,6 +173,12 @@ LIES = {
         "a name for a number that is too long",
     ),
     "a state that is none": (HEAD + (CONNECTION % b"").replace(b"open", b"pwnd"), "makes no sense"),
+    "calls of nobody": (HEAD + (CALLS % ((b"",) * 5)).replace(b"server", b"nobody"), "makes no sense"),
+    "more calls than are named": (
+        HEAD + (CALLS % ((b"",) * 5)).replace(b"}],", b"}" + b',{"method":"","us":1}' * CALLS_MOST + b"],"),
+        "makes no sense",
+    ),
+    "a negative time": (HEAD + (CALLS % ((b"",) * 5)).replace(b'us":1', b'us":-1'), "no counter can have"),
     "deep nesting": (b"[" * 50000 + b"\n", ""),
     "a line without end": (b"x" * (asking.LINE_BYTES_MOST + 1), "a line of its answer has more"),
     "it breaks off": (HEAD, "it broke off"),

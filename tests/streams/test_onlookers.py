@@ -16,6 +16,7 @@ from harness import Net
 
 from rdmanet.base import onlookers, watching
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo, row_of
+from rdmanet.base.call_accounts import CallsInfo
 from tests.support.waiting import begin, loop_turns, readable, until_seen
 
 
@@ -30,6 +31,9 @@ class Many:
 
     def headline(self) -> dict[str, Any]:
         return {"loop": 1, "library": "", "engines": []}
+
+    def calls_infos(self) -> Iterator[CallsInfo]:
+        return iter(())
 
     def server_infos(self) -> Iterator[ServerInfo]:
         return iter(())
