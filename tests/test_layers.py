@@ -121,7 +121,7 @@ ROOMS = [
     [{"rpc.turns", "rpc.long_writes", "rpc.long_bodies", "rpc.paging", "rpc.gathering", "rpc.outgoing"}],
     [{"rpc.peers"}, {"rpc.messenger"}, {"rpc.in_memory"}],
     [{"rpc.context", "rpc.response", "rpc.threads"}, {"rpc.endpoints"}, {"rpc.link", "rpc.reads"}],
-    [{"rpc.failures"}],
+    [{"rpc.failures"}, {"rpc.totals"}],
     [
         {"rpc.streaming"},
         {"rpc.lending"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from rdmanet.base.onlookers import Onlookers, Source
 from rdmanet.base.onlookers import Readers as Readers
@@ -58,10 +58,25 @@ callers: weakref.WeakKeyDictionary[Any, Callable[[Any], CallsInfo | None]] = wea
 
 def calls_of(loop: Any) -> Iterator[CallsInfo]:
     """What the servers and clients of a loop have under way."""
-    for caller, told in list(callers.items()):
-        if caller.loop is loop and (info := told(caller)) is not None:
+    for ref in callers.keyrefs():  # a list: other threads may add to it
+        caller = ref()
+        if caller is not None and caller.loop is loop and (info := callers[caller](caller)) is not None:
             yield info
 
+
+class CallSums(NamedTuple):
+    """What was counted of a method.
+
+    :ivar numbers: as the attributes of rpc.MethodStats
+    :ivar ended: how many calls have ended with each code
+    """
+
+    numbers: dict[str, float]
+    ended: dict[str, int]
+
+
+call_sums: Callable[[], dict[tuple[str, str, str], CallSums]] = dict
+"""What was counted of calls in this process, by side, service and method (rpc/totals.py)."""
 
 opened_by_tcp = {"client": 0, "server": 0}
 """How many connections switched loops have made by TCP, by side."""

@@ -42,6 +42,7 @@ from rdmanet.rpc.retry import OF_SEVERAL, Retry
 from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
 from rdmanet.rpc.streaming import Cut, Results
+from rdmanet.rpc.totals import keep
 
 __all__ = ["connect", "explain", "options", "peer", "stats", "take_back"]
 
@@ -168,7 +169,7 @@ def connect(
         except OSError as exc:
             raise no_connection(exc) from exc
         calls: Caller = Intercepted(caller, interceptors, carry, limits) if interceptors or carry else caller
-        return cast(_S, _client_class(schema)(calls, options, limits, counters))
+        return cast(_S, _client_class(schema)(calls, options, limits, counters, Known(calls, counters)))
 
     return Connecting(opened)
 
@@ -341,10 +342,11 @@ class Known:
 
     __slots__ = ("__weakref__", "caller", "loop")
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, counters: list[Counter]) -> None:
         self.caller = caller
         self.loop = asyncio.get_running_loop()
         watching.callers[self] = _told
+        keep(self, "client", [(caller.schema, counters)])
 
 
 def _told(known: Known) -> CallsInfo | None:

@@ -28,6 +28,7 @@ from rdmanet.rpc.schema import Service
 from rdmanet.rpc.shares import Shares
 from rdmanet.rpc.stats import MethodStats, counted
 from rdmanet.rpc.threads import check_executor
+from rdmanet.rpc.totals import keep
 
 __all__ = ["Server", "serve"]
 
@@ -127,6 +128,11 @@ class Server:
         self.unheard: set[Callee] = set()
         """The connections whose clients may not have heard that."""
         watching.callers[self] = of_server
+        keep(
+            self,
+            "server",
+            [(self.services[name].schema, self.services[name].counters) for name in names_of(self.services)],
+        )
         self._idle: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] = self.loop.create_future()
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 Labels = dict[str, str]
+_ESCAPES = {ord("\\"): "\\\\", ord('"'): '\\"', ord("\n"): "\\n"}
 
 
 class _About(NamedTuple):
@@ -98,6 +99,16 @@ _HALF_OPEN = _About(
 )
 _REQUESTS = _About("rdmanet_server_waiting_requests", "Requests that wait until fewer are being made.")
 
+_CALLS = {
+    "begun": _About("rdmanet_rpc_begun_total", "Calls of rdmanet.rpc that were sent, or taken."),
+    "running": _About("rdmanet_rpc_running", "Calls that have not ended."),
+    "seconds": _About("rdmanet_rpc_seconds_total", "For how long the calls ran that have ended."),
+    "sent_bytes": _About("rdmanet_rpc_sent_bytes_total", "Bytes of messages sent for calls."),
+    "received_bytes": _About("rdmanet_rpc_received_bytes_total", "Bytes of messages received for calls."),
+    "lent_bytes": _About("rdmanet_rpc_lent_bytes_total", "Bytes of arguments and results by reference."),
+}
+_ENDED = _About("rdmanet_rpc_ended_total", "Calls that have ended, with OK or the name of a code.")
+
 
 def metrics(openmetrics: bool = False) -> str:
     """What this process does with its connections, in Prometheus' text format: what a handler of ``/metrics`` answers.
@@ -165,6 +176,16 @@ def _found() -> Iterator[_Found]:
     servers = [info for info in watching.servers() if info.fabric == "rdma"]
     yield _Found(_HALF_OPEN, [({}, sum(info.half_open for info in servers))])
     yield _Found(_REQUESTS, [({}, sum(info.waiting for info in servers))])
+    calls = [
+        ({"side": side, "service": service, "method": method}, sums)
+        for (side, service, method), sums in sorted(watching.call_sums().items())
+    ]
+    for name, about in _CALLS.items():
+        yield _Found(about, [(labels, sums.numbers[name]) for labels, sums in calls])
+    yield _Found(
+        _ENDED,
+        [({**labels, "code": code}, count) for labels, sums in calls for code, count in sums.ended.items()],
+    )
 
 
 def _number(sums: dict[str, int], name: str) -> float:
@@ -173,5 +194,7 @@ def _number(sums: dict[str, int], name: str) -> float:
 
 
 def _label_text(labels: Labels) -> str:
-    """Labels as the formats write them. Their values are names of ours and of devices, which have nothing to escape."""
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
+    """Labels as the formats write them. Their values are names of ours, of devices, and of services of the program."""
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items()) + "}"

@@ -1,0 +1,90 @@
+"""What all servers and clients of this process have counted, together: for `rdmanet.metrics()`.
+
+A monitoring system's counters must not go back while the process lives. So what a server or a client has counted is
+kept when it is gone, and added to the sums of the past later: when somebody asks, or when many are gone. The label of a
+call is its method's; there is none for a connection, and calls of objects that are lent are not in here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from rdmanet.base import watching
+from rdmanet.rpc.schema import Schema
+from rdmanet.rpc.stats import Counter, counted
+
+_FEW = 64
+_NUMBERS = ("begun", "running", "seconds", "sent_bytes", "received_bytes", "lent_bytes")
+_OF_NOW = "running"
+
+Parts = list[tuple[Schema, list[Counter]]]
+"""The methods of services, and their counters."""
+Sums = dict[tuple[str, str, str], watching.CallSums]
+"""By side, service and method."""
+_kept: list[tuple[weakref.ref[Any], str, Parts]] = []
+_past: Sums = {}
+_lock = threading.RLock()
+_many = _FEW
+
+
+def keep(owner: object, side: str, parts: Iterable[tuple[Schema, list[Counter]]]) -> None:
+    """Count what this server or client counts, also when it is gone.
+
+    :param side: "server" or "client"
+    """
+    global _many
+    with _lock:
+        _kept.append((weakref.ref(owner), side, list(parts)))
+        if len(_kept) > _many:
+            _let_go()
+            _many = max(_FEW, 2 * len(_kept))
+    watching.call_sums = sums
+
+
+def sums() -> Sums:
+    """What was counted until now."""
+    with _lock:
+        _let_go()
+        found = {key: watching.CallSums(dict(each.numbers), dict(each.ended)) for key, each in _past.items()}
+        for _, side, parts in _kept:
+            _add(found, side, parts)
+    return found
+
+
+def _let_go() -> None:
+    """Add those that are gone to the past."""
+    living = []
+    for each in _kept:
+        if each[0]() is not None:
+            living.append(each)
+        else:
+            _add(_past, each[1], each[2], is_past=True)
+    _kept[:] = living
+
+
+def _add(to: Sums, side: str, parts: Parts, is_past: bool = False) -> None:
+    for schema, counters in parts:
+        for method, stats in counted(schema, counters).items():
+            if not stats.begun:
+                continue
+            into = to.setdefault((side, schema.name, method), watching.CallSums({}, {}))
+            for name in _NUMBERS:
+                number: Any = 0 if is_past and name == _OF_NOW else getattr(stats, name)
+                into.numbers[name] = into.numbers.get(name, 0) + number
+            for code, count in stats.ended.items():
+                into.ended[code] = into.ended.get(code, 0) + count
+
+
+def _forked() -> None:
+    """A forked child begins at 0."""
+    global _lock
+    _lock = threading.RLock()
+    _past.clear()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
