@@ -97,7 +97,7 @@ async def test_calls_by_how_they_end(net: Net):
 async def test_bytes(net: Net):
     client, server = await net.pair(Work())
     assert await client.put(memoryview(bytes(1000))) == 1000
-    assert await client.put(memoryview(bytes(2 * LEND_BYTES))) == 2 * LEND_BYTES
+    assert await client.put(memoryview(bytearray(2 * LEND_BYTES))) == 2 * LEND_BYTES
     async with await client.lend(rpc.Buffer(bytes(LEND_BYTES))) as lent:
         assert lent.nbytes == LEND_BYTES
     await idle(server)
