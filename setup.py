@@ -8,6 +8,7 @@ Switches (environment; after changing one, build with --force or run `make clean
     RDMANET_SANITIZE=address,undefined  any list that the compiler's -fsanitize= takes
     RDMANET_COVERAGE=1                  gcov for C, line tracing for Cython
     RDMANET_WERROR=1                    warnings are errors
+    RDMANET_CLANG=1                     the compiler is clang, and is to make small code for a wheel (scripts/wheels)
 """
 
 import os
@@ -53,6 +54,24 @@ generated_cflags = [
 # Compiled Python runs long paths once for each call or connection: smaller code is as fast there, and makes a smaller
 # wheel. What runs for each frame is _core's, credit.py's and wire's.
 small_cflags = [*generated_cflags, *([] if instrumented else ["-Os"])]
+# For scripts/wheels. A wheel has no symbols, and nothing to unwind a C stack by: CPython makes tracebacks from its own
+# frames.
+clang_cflags = [
+    "-g0",
+    "-fno-asynchronous-unwind-tables",
+    "-fno-unwind-tables",
+    "-fomit-frame-pointer",
+    "-fno-plt",
+]
+# clang's -Os is as fast as -O2 for what Cython generates. Cython would compress the strings of each module, less than a
+# wheel does, and unpack bound methods at each call. Its small code runs once, when a module is imported.
+clang_generated_cflags = [
+    "-Os",
+    "-DCYTHON_COMPRESS_STRINGS=0",
+    "-DCYTHON_UNPACK_METHODS=0",
+    "-DCYTHON_SMALL_CODE=__attribute__((minsize))",
+]
+clang_smallest_cflags = ["-Xclang", "-Oz"]  # `zig cc` takes -Oz for -Os
 abi_headers = [*glob("rdmanet/abi/*.h"), "rdmanet/abi/bus_error.c"]  # the device includes that one
 cython_faces = [
     path for folder in ("", "wire/", "stream/", "rpc/") for path in glob(f"rdmanet/{folder}*.pxd")
@@ -64,6 +83,15 @@ cython_parts = [
     *glob("rdmanet/wire/*.pxd"),
 ]
 SMALL = ("rdmanet.protocol", "rdmanet.rpc.", "rdmanet.stream.")
+# What each frame, or each call of rpc, takes most of its instructions in. clang makes all the rest as small as it can.
+BUSIEST = (
+    "rdmanet._core",
+    "rdmanet.credit",
+    "rdmanet.rpc.callee",
+    "rdmanet.rpc.channel",
+    "rdmanet.rpc.framing",
+    "rdmanet.rpc.messenger",
+)
 # Python modules that are compiled, too: each has a .pxd with its C types.
 compiled_python = sorted(
     stem.replace("/", ".") for stem, _ in map(os.path.splitext, cython_faces) if os.path.exists(f"{stem}.py")
@@ -88,8 +116,20 @@ class BuildExtensions(build_ext):
         # Symbols are for whoever develops in the tree; in a wheel they are two thirds of its size.
         if not self.in_tree and not instrumented:
             # `zig cc` links its whole run-time, 100 KB compressed, unless what is unused is dropped.
-            ext.extra_link_args = [*ext.extra_link_args, "-Wl,--strip-all", "-Wl,--gc-sections"]
+            ext.extra_link_args = [
+                *ext.extra_link_args,
+                "-Wl,--strip-all",
+                "-Wl,--gc-sections",
+                "-Wl,--hash-style=gnu",
+            ]
+            if os.environ.get("RDMANET_CLANG"):
+                ext.extra_compile_args = [*ext.extra_compile_args, *self.clangs_cflags(ext.name)]
         super().build_extension(ext)
+
+    def clangs_cflags(self, name):
+        if name in (DEVICE, FILES):
+            return clang_cflags
+        return [*clang_cflags, *clang_generated_cflags, *([] if name in BUSIEST else clang_smallest_cflags)]
 
     def get_export_symbols(self, ext):
         return [] if ext.name in (DEVICE, FILES) else super().get_export_symbols(ext)
