@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("what", choices=["test", "test-all", "gate", "matrix"])
     parser.add_argument("names", nargs="*", metavar="NAME", help="suites of the matrix; all by default")
     parser.add_argument("--resume", action="store_true", help="run only what has not passed on this commit")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # a name may come after --resume
     try:
         if args.what == "matrix":
             return matrix(args.names, resume=args.resume)
