@@ -74,16 +74,19 @@ def _info_of(transport: Any) -> ConnectionInfo | None:
     return info
 
 
+class _Borrowed(socket.SocketType):
+    """A socket of a descriptor that is somebody else's: it is never closed, whatever ends the function that asks."""
+
+    __del__ = socket.SocketType.detach
+
+
 def _by_kernel(fd: int, peer: Place | None) -> dict[str, int]:
     """:raises OSError: it is not connected to this peer any more"""
-    sock = socket.socket(fileno=fd)
-    try:
-        if _place(sock.getpeername()) != peer:
-            raise ConnectionResetError
-        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        in_kernel, unread = (_asked(sock, question) for question in (termios.TIOCOUTQ, termios.FIONREAD))
-    finally:
-        sock.detach()  # it is the transport's
+    sock = _Borrowed(fileno=fd)
+    if _place(sock.getpeername()) != peer:
+        raise ConnectionResetError
+    told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    in_kernel, unread = (_asked(fd, question) for question in (termios.TIOCOUTQ, termios.FIONREAD))
     stats = {"bytes_in_kernel": in_kernel, "bytes_unread": unread}
     if len(told) >= _BYTES.size:
         received, not_sent, sent, again = _BYTES.unpack_from(told)
@@ -93,8 +96,8 @@ def _by_kernel(fd: int, peer: Place | None) -> dict[str, int]:
     return stats
 
 
-def _asked(sock: socket.socket, question: int) -> int:
-    number: int = _INT.unpack(fcntl.ioctl(sock, question, bytes(_INT.size)))[0]
+def _asked(fd: int, question: int) -> int:
+    number: int = _INT.unpack(fcntl.ioctl(fd, question, bytes(_INT.size)))[0]
     return number
 
 

@@ -1,13 +1,16 @@
 """rdmanet.connections() and explain() of switched loops: connections by TCP, too, with their reasons."""
 
 import asyncio
+import os
 import re
 import socket
+import sys
 
 import pytest
 from loop_harness import Recorder, plain_server, serving
 
 import rdmanet
+from rdmanet.loop import tcp_infos
 from tests.support.waiting import until_seen
 
 MUCH = 32 << 20
@@ -124,6 +127,38 @@ async def test_a_peer_by_tcp_that_does_not_read():
         transport.abort()
         ends[0].transport.abort()
         await ends[0].until(lambda: "lost" in ends[0].events)
+
+
+async def test_whoever_is_interrupted_when_he_asks_closes_nothing():
+    """Ctrl-C may end the question at any line; the descriptor is the transport's."""
+
+    def interrupt(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename != tcp_infos.__file__:
+            return None
+        lines -= event == "line"
+        if not lines:
+            raise KeyboardInterrupt
+        return interrupt
+
+    server, port = await plain_server()
+    transport, protocol = await asyncio.get_running_loop().create_connection(Recorder, "127.0.0.1", port)
+    fd, before, lines, interrupted = transport.get_extra_info("socket").fileno(), sys.gettrace(), 0, 0
+    where = os.fstat(fd)
+    while lines <= 0:
+        lines = interrupted = interrupted + 1
+        sys.settrace(interrupt)
+        try:
+            info_of(transport)
+        except KeyboardInterrupt:
+            lines = 0
+        finally:
+            sys.settrace(before)
+        assert os.path.samestat(os.fstat(fd), where), interrupted
+    assert interrupted > 8
+    transport.abort()
+    await protocol.until(lambda: "lost" in protocol.events)
+    server.close()
 
 
 @pytest.mark.parametrize("kind", ["a switched loop", "a loop that is patched later"])
