@@ -472,9 +472,13 @@ static void the_answer_to_it_is_the_end(void)
 	rdma_destroy_event_channel(server);
 }
 
-/* RTU gets lost. The program may know by what has come that the client is ready, and hears the end also if it does not. */
+/*
+ * RTU gets lost. The program may know by what has come that the client is ready, and hears the end also if it does not. A
+ * client that moves its queue pair itself may give up when it has been heard, and has not said RTU.
+ */
 static void a_client_whose_rtu_is_lost(void)
 {
+	enum { UNHEARD, HEARD, GIVES_UP };
 	struct rdma_event_channel *server = new_channel();
 	struct rn_cm_header late = header_of(RN_CM_RTU), last = header_of(RN_CM_DREQ);
 	struct rn_cm_handover handover = {.header = header_of(RN_CM_HANDOVER), .token = {1}};
@@ -484,7 +488,7 @@ static void a_client_whose_rtu_is_lost(void)
 	struct rdma_cm_id *listener = new_listener(server, 10, &port);
 
 	param.qp_num = 0x4000;
-	for (int notifies = 0; notifies < 2; notifies++) {
+	for (int how = UNHEARD; how <= GIVES_UP; how++) {
 		int fd = tcp_to(port);
 		struct rdma_cm_event *event;
 		struct rdma_cm_id *passive;
@@ -497,17 +501,23 @@ static void a_client_whose_rtu_is_lost(void)
 		CHECK(rdma_notify(passive, IBV_EVENT_COMM_EST) && errno == EINVAL);
 		CHECK(!rdma_accept(passive, &param));
 		CHECK(recv(fd, &rep, sizeof rep, MSG_WAITALL) == sizeof rep);
-		if (notifies) {
+		if (how != UNHEARD) {
 			CHECK(rdma_notify(passive, IBV_EVENT_SQ_DRAINED) && errno == EINVAL);
 			CHECK(!rdma_notify(passive, IBV_EVENT_COMM_EST));
 			want_status(server, RDMA_CM_EVENT_ESTABLISHED, 0);
 			CHECK(!rdma_notify(passive, IBV_EVENT_COMM_EST));
-			say(fd, &late, sizeof late, NULL);
 		}
-		say(fd, &handover, sizeof handover, NULL);
-		say(fd, &last, sizeof last, NULL);
+		if (how == HEARD)
+			say(fd, &late, sizeof late, NULL);
+		if (how != GIVES_UP) {
+			say(fd, &handover, sizeof handover, NULL);
+			say(fd, &last, sizeof last, NULL);
+		} else {
+			say_reject(fd, 0);
+		}
 		want_status(server, RDMA_CM_EVENT_DISCONNECTED, 0);
-		hear_last(fd, RN_CM_DREP);
+		if (how != GIVES_UP)
+			hear_last(fd, RN_CM_DREP);
 		CHECK(!rdma_disconnect(passive));
 		CHECK(rn_cm_wire_dropped() == before);
 		close(fd);

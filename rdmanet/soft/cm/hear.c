@@ -200,8 +200,9 @@ static bool on_rej(struct rn_cm_wire *wire, const struct rn_cm_header *header)
 	const struct rn_cm_rej *rej = (const void *)header;
 
 	if (wire->phase == RN_CM_WIRE_ESTABLISHED || wire->phase == RN_CM_WIRE_DREQ_SENT) {
-		/* Only from the passive side: its program gave up the connection while our RTU was on its way. */
-		if (!(wire->heard & 1u << RN_CM_REP))
+		/* A program gave up the connection: the passive side's while our RTU was on its way, or the active side's
+		 * that was heard before it said RTU. */
+		if (!(wire->heard & 1u << RN_CM_REP) && wire->heard & 1u << RN_CM_RTU)
 			return false;
 		rn_cm_wire_lost(wire, 0);
 		return true;
