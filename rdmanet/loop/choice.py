@@ -136,6 +136,7 @@ class Chooser:
             self._told.clear()
         self._plain.clear()
         self._kept.clear()
+        self._asking = {}  # what is asked just now is for those who began before
         self._peers = peers
         self.excludes_tcp = excludes_tcp
 
@@ -235,14 +236,15 @@ class Chooser:
 
         :raises OSError: what doors.knock() raises
         """
-        if chance.door is None or chance.asked is None or chance.asked in self._asking:
+        asking = self._asking
+        if chance.door is None or chance.asked is None or chance.asked in asking:
             return chance.place if chance.door is None else await doors.knock(chance.door, loop)
-        others = self._asking[chance.asked] = []
+        others = asking[chance.asked] = []
         place = None
         try:
             place = await doors.knock(chance.door, loop)
         finally:
-            del self._asking[chance.asked]
+            del asking[chance.asked]
             for other in others:
                 if not other.done() and not loop.is_closed():
                     other.set_result(place)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from loop_harness import Echo, Recorder, fabric, plain_server, serving
 
+import rdmanet
 from rdmanet.loop import choice, connecting, doors, inquiry, kernel, trust, workers
 from rdmanet.loop.doors import Answer, Door
 from rdmanet.stream import addresses, loop_context
@@ -84,6 +85,29 @@ async def test_who_waits_for_anothers_answer_asks_when_that_one_is_cancelled(
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert list(map(type, found[:2])) == [asyncio.CancelledError] * 2 and found[2:] == ["rdma"] * 2
         assert knocked == [tasks[0], *tasks[2:]]
+
+
+async def test_who_chooses_by_other_settings_asks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that is named is believed more: what is known of it is not for whoever takes it as it comes."""
+    knock, knocked, loop = doors.knock, [], asyncio.get_running_loop()
+    may_go_on = loop.create_future()
+
+    async def first_waits(found: doors.Found, loop: asyncio.AbstractEventLoop) -> doors.Place:
+        knocked.append(found.port)
+        if len(knocked) == 1:
+            await may_go_on
+        return await knock(found, loop)
+
+    monkeypatch.setattr(doors, "knock", first_waits)
+    monkeypatch.setattr(inquiry, "ASK_S", 1000.0)
+    rdmanet.patch_loop(loop, peers="127.0.0.1")
+    async with serving() as (_, port):
+        first = asyncio.create_task(reached(port))
+        await until_seen(lambda: knocked)
+        rdmanet.patch_loop(loop, peers="auto")
+        assert await reached(port) == "rdma" and knocked == [port] * 2
+        may_go_on.set_result(None)
+        await first
 
 
 async def test_what_is_not_for_all_is_asked_by_each(
