@@ -191,7 +191,7 @@ print(sorted(name for name in sys.modules if name.startswith("rdmanet") and not 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     base = [
         f"rdmanet.base.{name}"
-        for name in ("environment", "log_rate", "onlookers", "pause", "scopes", "watching")
+        for name in ("environment", "late_import", "log_rate", "onlookers", "pause", "scopes", "watching")
     ]
     stream = ["rdmanet.stream", "rdmanet.stream.in_the_clear"]
     assert done.stdout == f"{['rdmanet', 'rdmanet.base', *base, *stream]}\n"
