@@ -36,6 +36,7 @@ from rdmanet.base.call_accounts import CALLS_MOST, CallsInfo
 from rdmanet.base.onlookers import NAME, VERSION
 from rdmanet.protocol import State
 
+REFUSED = "it does not let this process look"
 ANSWER_S = 0.5
 GRACE_S = 0.005
 LINE_BYTES_MOST = 1 << 18
@@ -245,7 +246,7 @@ class _Asked:
         """Make sense of what was taken; whether more is to come."""
         try:
             if self._broke_off:
-                raise ValueError("it does not let this process look" if not self._count else "it broke off")
+                raise ValueError(REFUSED if not self._count else "it broke off")
             if self._count > ANSWER_BYTES_MOST:
                 raise ValueError(f"its answer has more than {ANSWER_BYTES_MOST} bytes")
             *lines, rest = self._heard.split(b"\n")

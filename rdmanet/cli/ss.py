@@ -31,7 +31,7 @@ from rdmanet.base.accounts import (
     time_text,
 )
 from rdmanet.base.cpus import are_together, why_far
-from rdmanet.cli.asking import ANSWER_S, Answer, ask_all
+from rdmanet.cli.asking import ANSWER_S, REFUSED, Answer, ask_all
 from rdmanet.cli.text import seconds, table
 
 _TITLES = ["fabric", "state", "local", "peer", "sent", "received", "credits", "device", "qp"]
@@ -313,10 +313,10 @@ def _why_silent(answer: Answer) -> str:
     state = _state(answer.pid)
     if state in _ENDED:
         return "it has ended"
+    if answer.failed in ("late", REFUSED) and state not in ("T", "t") and (lacks := _lacks(answer.pid)):
+        return lacks
     if answer.failed != "late":
         return answer.failed
-    if state not in ("T", "t") and (limit := _limit_reached(answer.pid)):
-        return f"none of its {limit} descriptors is left (ulimit -n): it can accept no connection, not even this one"
     return f"{_STATES.get(state, 'its loop has not turned in time')} (waited {ANSWER_S} s)"
 
 
@@ -327,13 +327,16 @@ def _state(pid: int) -> str:
     return ""
 
 
-def _limit_reached(pid: int) -> int:
-    """How many descriptors a process may have, if it has them all; else 0."""
+def _lacks(pid: int) -> str:
+    """That a process has too few descriptors left to answer, which takes two; else ""."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/limits", "rb") as file:
         [line] = [line for line in file.read(1 << 14).splitlines() if line.startswith(b"Max open files ")]
-        limit = int(line.split()[3])
-        return limit if len(os.listdir(f"/proc/{pid}/fd")) >= limit else 0
-    return 0
+        limit, count = int(line.split()[3]), len(os.listdir(f"/proc/{pid}/fd"))
+        if count >= limit - 1:
+            return (
+                f"it has {count} of {limit} descriptors open (ulimit -n), and none to accept connections with"
+            )
+    return ""
 
 
 def _program(pid: int) -> str:
