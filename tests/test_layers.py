@@ -59,12 +59,19 @@ ROOMS = [
         {"base", "wire", "stream"},  # which contain nothing themselves
         {"errors", "credit", "base.bodies", "wire.placement", "wire.slots", "wire.remote", "wire.qpinfo"},
         {"rpc.weighing"},
-        {"base.log_rate", "base.late_import"},
+        {"base.log_rate"},
         {"base.environment"},
         {"base.scopes"},
         {"base.pause"},
         {"base.notifier", "base.closable"},
-        {"base.accounts", "base.call_accounts", "base.watching", "base.onlookers", "base.cpus"},
+        {
+            "base.accounts",
+            "base.call_accounts",
+            "base.watching",
+            "base.onlookers",
+            "base.late_import",
+            "base.cpus",
+        },
     ],
     [{"_core", "_verbs"}],
     [

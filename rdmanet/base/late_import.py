@@ -2,9 +2,10 @@
 
 Theory
 ------
-explain() and connections() import what they take when they are first called (stream/whole.py), and to read a module
-takes a descriptor. A program that has none left is one that asks. So the limit of this process is raised meanwhile, by
-as much as nobody else is likely to take. This does not help where the hard limit is reached, too.
+explain() and connections() import what they take when they are first called (stream/whole.py), and so does an answer to
+`rdmanet ss` (onlookers.py). To read a module takes a descriptor, and a program that has none left is one that asks. So
+the limit of this process is raised meanwhile, by as much as nobody else is likely to take. This does not help where the
+hard limit is reached, too.
 """
 
 from __future__ import annotations

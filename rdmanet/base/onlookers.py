@@ -28,7 +28,7 @@ connection is a row of values, and the names of its counters stand once in a lin
 most of the work of both sides.
 
 What an answer needs of modules, and the program may not have imported, takes 15 ms the first time, most of it msgspec's
-own needs. These are imported one in a turn.
+own needs. These are imported one in a turn; also if who looks has taken the last descriptor (late_import.py).
 
 Who asks for nothing is given up after `PATIENCE_S`, and who asks too slowly after `PATIENCE_IN_ALL_S`. At most
 `ONLOOKERS_MOST` are answered at a time. If nobody can be accepted, for want of descriptors say, nobody is heard for
@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import importlib
 import os
 import posix  # for what is in /proc: tools against blocking calls replace os's (loop/kernel.py)
@@ -49,6 +50,8 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from rdmanet.base.late_import import imported
 
 if TYPE_CHECKING:
     import asyncio
@@ -259,7 +262,7 @@ def _lines_of(source: Source) -> Generator[bytes, None, None]:
     for name in (*_MODULES, *source.modules):
         if name not in sys.modules:
             with contextlib.suppress(ImportError):  # typing_extensions; else it is raised where it is needed
-                importlib.import_module(name)
+                imported(functools.partial(importlib.import_module, name))
             yield b""
     from msgspec import json
 

@@ -24,15 +24,10 @@ class End(asyncio.Protocol):
         self.remote = remote
 
 
-def all_descriptors() -> list[int]:
-    """Take those that are left, of few."""
-    first = os.open("/dev/null", os.O_RDONLY)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first + 8, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    taken = [first]
+def take_all(taken: list[int]) -> None:
     with contextlib.suppress(OSError):
         while True:
             taken.append(os.open("/dev/null", os.O_RDONLY))
-    return taken
 
 
 async def main() -> None:
@@ -61,9 +56,14 @@ async def main() -> None:
                 pass
             hear()
         elif said["do"] == "take all descriptors":
-            taken = all_descriptors()
+            taken = [os.open("/dev/null", os.O_RDONLY)]
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 8, hard))
+            take_all(taken)
             tell(done=True)
-            await loop.run_in_executor(None, hear)
+            heard = asyncio.ensure_future(loop.run_in_executor(None, hear))
+            while not (await asyncio.wait([heard], timeout=0.01))[0]:
+                take_all(taken)  # a connection may have given its socket back
             for fd in taken:
                 os.close(fd)
         elif said["do"] == "block":

@@ -17,6 +17,7 @@ from harness import Net
 from rdmanet.base import onlookers, watching
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo, row_of
 from rdmanet.base.call_accounts import CallsInfo
+from tests.support.descriptors import descriptors_left
 from tests.support.waiting import begin, loop_turns, readable, until_seen
 
 
@@ -142,6 +143,17 @@ async def test_modules_are_imported_one_in_a_turn(monkeypatch):
     source = importing(monkeypatch)
     at = watched(source)
     with look(at) as sock:
+        assert len(rows_of(await read_all(sock))) == 1
+    at.close()
+
+
+async def test_modules_are_imported_when_who_looks_has_the_last_descriptor(monkeypatch):
+    source = importing(monkeypatch)
+    at = watched(source)
+    with look(at) as sock:
+        await until_seen(lambda: at.answers)
+        with descriptors_left(0):
+            await until_seen(lambda: all(name in sys.modules for name in source.modules) or not at.answers)
         assert len(rows_of(await read_all(sock))) == 1
     at.close()
 
