@@ -41,14 +41,16 @@ class Inner(asyncio.Transport):
     """The transport of an inner connection.
 
     :ivar number: of the object
+    :ivar within: whose transport it is. While a long message comes, the protocol is another one (long_bodies.py)
     """
 
-    def __init__(self, inners: Inners, number: int, protocol: asyncio.BaseProtocol) -> None:
+    def __init__(self, inners: Inners, number: int, within: Link) -> None:
         super().__init__()
         self.number = number
+        self.within = within
         self._inners = inners
         self._link = inners.link
-        self._protocol = protocol
+        self._protocol: asyncio.BaseProtocol = within
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._sent, self._allowed = 0, WINDOW_BYTES
@@ -234,10 +236,10 @@ class Inners:
         handlers: Any = self.link._handlers
         handlers |= {Carry: self._on_carry, More: self._on_more, Drop: self._on_drop}
 
-    def begin(self, number: int, protocol: asyncio.BaseProtocol) -> Inner:
+    def begin(self, number: int, within: Link) -> Inner:
         """There is an inner connection."""
-        inner = self.open[number] = Inner(self, number, protocol)
-        protocol.connection_made(inner)
+        inner = self.open[number] = Inner(self, number, within)
+        within.connection_made(inner)
         return inner
 
     def found(self, number: int) -> Inner | None:

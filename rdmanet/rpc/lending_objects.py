@@ -27,7 +27,7 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -35,7 +35,7 @@ from rdmanet.errors import ProtocolError, shown
 from rdmanet.rpc.builtin import Served, served_by_name
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
-from rdmanet.rpc.context import current, server_side
+from rdmanet.rpc.context import CURRENT, server_side
 from rdmanet.rpc.inner import Inner, Inners
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
@@ -168,7 +168,7 @@ class Lender(Inners):
         for number in [number for number, lent in self.lent.items() if lent is service]:
             del self.lent[number]
             if (inner := self.open.get(number)) is not None:
-                cast(Link, inner.get_protocol()).close()
+                inner.within.close()
         await self.ended([each for each in self.running if server_side(each.call).server.service is service])
 
     def found(self, number: int) -> Inner | None:
@@ -198,9 +198,10 @@ class Lender(Inners):
 
     async def ended(self, those: Container[Running]) -> None:
         """Wait until none of these callbacks runs. Their connection is gone, and has cancelled them."""
-        call = current()
-        if call is not None and isinstance(server_side(call).server, _Host):
-            return  # this is a callback
+        call = CURRENT.get()
+        if call is not None and isinstance(host := server_side(call).server, _Host):
+            if not call.is_over or any(running.call is call for running in host.running):
+                return  # this is a callback; one in a thread goes on when its caller has an answer
         while tasks := [running.task for running in self.running if running in those]:
             await asyncio.wait(tasks)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ from net import Journal, Net, callee, channel, failure
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
+from rdmanet.rpc.long_bodies import LongBody
 from tests.support.waiting import until_seen
 
 
@@ -22,12 +24,17 @@ class Listener(rpc.Service):
     @rpc.method(outlives_connection=True)
     async def close(self) -> None: ...
 
+    @rpc.method(thread=True)
+    def close_by_thread(self) -> None: ...
+
 
 class Heard(Listener):
     def __init__(self) -> None:
         self.journal = Journal()
         self.clients: list[Any] = []
         self.may_close = asyncio.Event()
+        self.loop: Any = None
+        self.has_begun, self.may_go_on, self.is_closed = (threading.Event() for _ in range(3))
 
     async def on(self, text):
         self.journal(text)
@@ -48,6 +55,14 @@ class Heard(Listener):
         for client in self.clients:
             await client.aclose()
         self.journal("closed")
+
+    @rpc.method(thread=True)
+    def close_by_thread(self):
+        self.has_begun.set()
+        self.may_go_on.wait()
+        for client in self.clients:
+            asyncio.run_coroutine_threadsafe(client.aclose(), self.loop).result(20)
+        self.is_closed.set()
 
 
 class Station(rpc.Service):
@@ -172,6 +187,21 @@ async def test_taken_back_while_the_call_runs_that_has_lent_it(net: Net):
     assert caught.value.code is Code.UNAVAILABLE and not lender(client).lent
 
 
+async def test_taken_back_while_a_long_message_comes(net: Net):
+    service = Station()
+    client, _ = await net.pair(service)
+    heard = Heard()
+    await client.keep(heard)
+    assert await service.kept[0].on("x") == 1
+    [inner] = lender(client).open.values()
+    call = asyncio.ensure_future(service.kept[0].on("y" * (8 << 20)))
+    await until_seen(lambda: type(inner.get_protocol()) is LongBody)
+    await rpc.take_back(client, heard)
+    assert (await failure(call)).code is Code.UNAVAILABLE
+    assert heard.journal.entries == ["x"] and not lender(client).open
+    assert lender(client).shares.held_bytes == 0
+
+
 async def test_by_a_callback_of_its_own(net: Net):
     service = Station()
     client, _ = await net.pair(service)
@@ -275,6 +305,23 @@ async def test_callbacks_that_close_each_others_clients(net: Net):
         each.may_close.set()
     await closes([each.journal for each in heard], 1)
     await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_a_callback_in_a_thread_whose_caller_has_gone(net: Net):
+    """It goes on, and is not waited for by what it waits for itself."""
+    service = Station()
+    server = await net.serve(service)
+    client = await rpc.connect(Station, *net.address(server), transport=net.transport)
+    heard = Heard()
+    heard.clients, heard.loop = [client], asyncio.get_running_loop()
+    await client.keep(heard)
+    call = asyncio.ensure_future(service.kept[0].close_by_thread())
+    await until_seen(heard.has_begun.is_set)
+    [running] = lender(client).running
+    call.cancel()
+    await until_seen(lambda: running.call.is_over)
+    heard.may_go_on.set()
+    await until_seen(heard.is_closed.is_set)
 
 
 async def test_who_closes_a_client_from_outside_waits_for_its_callbacks(net: Net):
