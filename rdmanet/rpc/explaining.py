@@ -8,6 +8,7 @@ at, so that this takes a moment, however many there are.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -76,15 +77,15 @@ def _of_pool(pool: Any) -> CallsInfo | None:
         )
         ejected = []
     for slot in ejected:
-        left = time_text(int(1e6 * slot.ejected_for(now)))
+        when = _in(slot.ejected_for(now))
         notes.append(
-            f"{_place(slot.address)} is ejected: {slot.row} calls in a row have failed there; it gets calls again in"
-            f" {left}"
+            f"{_place(slot.address)} is ejected: {slot.row} calls in a row have failed there; it gets calls again"
+            f" {when}"
         )
     for slot in slots:
         if slot.usable is None and slot.failures:
-            where, in_us = ", ".join(map(_place, slot.addresses)), int(1e6 * max(0.0, slot.not_before - now))
-            notes.append(f"no connection to {where}: {slot.failures} tries; the next in {time_text(in_us)}")
+            where, when = ", ".join(map(_place, slot.addresses)), _in(slot.not_before - now)
+            notes.append(f"no connection to {where}: {slot.failures} tries; the next {when}")
     if pool._waiting:
         why = f": {pool._error.text}" if pool._error is not None else ""
         notes.append(f"{pool._waiting} calls wait for a connection{why}")
@@ -209,6 +210,12 @@ def _at(frame: FrameType | None) -> str:
 
 def _since(begun_at: float, now: float) -> int:
     return max(0, int(1e6 * (now - begun_at)))
+
+
+def _in(seconds: float) -> str:
+    """When that is: a program may have said that it is never (`Retry`)."""
+    microseconds = 1e6 * max(0.0, seconds)
+    return "never" if microseconds == math.inf else f"in {time_text(int(microseconds))}"
 
 
 def _place(address: Any) -> str:

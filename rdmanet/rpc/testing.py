@@ -113,11 +113,11 @@ class _Loop(asyncio.SelectorEventLoop):
     def _is_done(self, _: object) -> None:
         self.at_work -= 1
 
-    async def shutdown_default_executor(self, *timeout: Any) -> None:
+    async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
         """It waits in a thread of its own until the others have ended."""
         self.at_work += 1
         try:
-            await super().shutdown_default_executor(*timeout)
+            await super().shutdown_default_executor(*args, **options)
         finally:
             self.at_work -= 1
 

@@ -1,6 +1,7 @@
 """Which calls are under way, and what each does or waits for: Server.explain(), rpc.explain() and `rdmanet ss`."""
 
 import asyncio
+import math
 import os
 import re
 import threading
@@ -198,6 +199,16 @@ async def test_a_server_that_is_ejected(net: Net):
         for _ in range(5):
             pool._slots[0].blame(pool.loop.time(), rpc.Retry())
         assert "2 of 2 servers fail, and get calls all the same" in rpc.explain(client)
+
+
+async def test_a_server_that_is_ejected_for_ever(net: Net):
+    connecting, _ = await of_two(net)
+    async with connecting as client:
+        pool: Any = channel(client)
+        await until_seen(lambda: all(slot.usable for slot in pool._slots))
+        how = rpc.Retry(eject_failures=1, eject_seconds=math.inf, eject_most_seconds=math.inf)
+        pool._slots[1].blame(pool.loop.time(), how)
+        assert "failed there; it gets calls again never" in rpc.explain(client)
 
 
 async def test_a_server_that_is_not_there(net: Net):
