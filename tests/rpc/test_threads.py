@@ -289,9 +289,10 @@ async def test_an_executor_that_is_over(net: Net):
 
 
 async def test_wrong_executors(net: Net):
-    for wrong in (3, ProcessPoolExecutor(1)):
-        with pytest.raises(TypeError, match=r"pass a concurrent\.futures\.ThreadPoolExecutor"):
-            await rpc.serve(Compute(), "127.0.0.1", 0, executor=wrong)  # type: ignore[arg-type]
+    with ProcessPoolExecutor(1) as processes:
+        for wrong in (3, processes):
+            with pytest.raises(TypeError, match=r"pass a concurrent\.futures\.ThreadPoolExecutor"):
+                await rpc.serve(Compute(), "127.0.0.1", 0, executor=wrong)  # type: ignore[arg-type]
 
 
 def test_wrong_methods():

@@ -1,5 +1,6 @@
 """What `rdmanet call --pyi` writes: the same on the wire as those of the server, and right for mypy --strict."""
 
+import builtins
 import dataclasses
 import datetime
 import decimal
@@ -283,11 +284,11 @@ def test_what_a_stranger_says_is_not_run():
 
 
 def test_a_name_that_hides_a_type():
-    class Hides(rpc.Service):
-        async def list(self, int: int) -> list[int]:  # type: ignore[valid-type]
+    class Hides(rpc.Service):  # since Python 3.14, a method's own name hides a type in its annotations, too
+        async def list(self, int: int) -> builtins.list[int]:  # type: ignore[valid-type]
             return [int]
 
-        async def dict(self) -> dict[str, float]: ...  # type: ignore[empty-body]
+        async def dict(self) -> builtins.dict[str, float]: ...  # type: ignore[empty-body]
 
     assert "-> builtins.dict[str, float]" in text_of(Hides) and "-> builtins.list[int]" in text_of(Hides)
     check_fits(Hides, written(Hides).Hides)
