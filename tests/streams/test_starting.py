@@ -95,6 +95,8 @@ SWITCHED_ECHO = f"""
 import {OTHERS.replace(" ", ", ")}
 asked = Asked()
 import rdmanet
+from rdmanet.loop import connecting, doors, inquiry
+doors.PATIENCE_S = connecting.PATIENCE_S = inquiry.ASK_S = 60.0  # on a busy machine, too
 async def main():
     reader, writer = await asyncio.open_connection("127.0.0.1", ECHO)
     assert writer.get_extra_info("fabric") == "rdma"
