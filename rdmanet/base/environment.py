@@ -50,7 +50,14 @@ DEVICES = (
 )
 """The embedded device's variables, which a wrong name with another prefix may mean."""
 
-OF_THE_TREE = ("RDMANET_COVERAGE", "RDMANET_DEBUG", "RDMANET_KERNEL", "RDMANET_SANITIZE", "RDMANET_WERROR")
+OF_THE_TREE = (
+    "RDMANET_CLANG",
+    "RDMANET_COVERAGE",
+    "RDMANET_DEBUG",
+    "RDMANET_KERNEL",
+    "RDMANET_SANITIZE",
+    "RDMANET_WERROR",
+)
 """The variables of setup.py and scripts/, which may still be set in a shell."""
 
 OF_THE_TESTS = ("RDMANET_TEST_", "RDMANET_STRESS_")
