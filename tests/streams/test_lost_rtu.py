@@ -2,18 +2,22 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from harness import HOST, Echo, Net, Recorder
 
 from rdmanet import blocking
+from rdmanet.cm import CMEventType
+from rdmanet.verbs import PD, QP, QPInitAttr, QPState
+from tests.support.bare_peer import DATA, HELLO, BarePeer, frame
 from tests.support.waiting import until_seen
-
-pytestmark = pytest.mark.embedded_only("by a fault")
 
 
 @pytest.fixture
 def lost(device):
+    if not device.library.embedded_device:
+        pytest.skip("by a fault")
     device.library.set_faults("loss=rtu")
     yield
     happened = device.library.faults()
@@ -73,3 +77,49 @@ async def test_all_that_a_client_says_who_goes_at_once(net: Net, lost):
     await until_seen(lambda: bool(served))
     await served[0].until(lambda: served[0].lost)
     assert served[0].data == b"last words" and "eof" in served[0].events
+
+
+class NeverReady(BarePeer):
+    """It moves its queue pair itself, and never says that it is ready: as if its word were lost, on any device."""
+
+    async def go(self, address: str, port: int) -> None:
+        ours = self.id = self._channel.create_id()
+        ours.resolve_addr(None, (address, port), 5000)
+        await self.event(CMEventType.ADDR_RESOLVED)
+        ours.resolve_route(5000)
+        await self.event(CMEventType.ROUTE_RESOLVED)
+        self.id = SimpleNamespace(context=ours.context, create_qp=self._made, init_qp_attr=ours.init_qp_attr)
+        try:
+            self._create_qp()
+        finally:
+            self.id = ours
+        ours.connect(HELLO, qp_num=self.qp.qp_num)
+        await self.event(CMEventType.CONNECT_RESPONSE)
+        for state in (QPState.RTR, QPState.RTS):
+            self._move(self.qp, state)
+
+    def _made(self, pd: PD, init_attr: QPInitAttr) -> QP:
+        """Not the identifier's, but of the program's own."""
+        qp = QP(pd, init_attr)
+        self._move(qp, QPState.INIT)
+        return qp
+
+    def _move(self, qp: QP, state: QPState) -> None:
+        attr = self.id.init_qp_attr(state)
+        attr.qp_state = state
+        qp.modify(attr)
+
+
+@pytest.mark.not_on_siw("connects the queue pair itself")
+async def test_who_never_says_it(net: Net, device):
+    peer = NeverReady(device.library)
+    try:
+        _, port = await net.serve(Echo)
+        await peer.go(HOST, port)
+        peer.post(frame(DATA, b"who is there?"))
+        kind = 0
+        while kind != DATA:
+            kind, body = await peer.next_frame()
+        assert body == b"who is there?"
+    finally:
+        peer.close()
