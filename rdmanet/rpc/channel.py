@@ -169,7 +169,7 @@ class Channel:
     def _lost(self, error: BaseException | None) -> None:
         if self._keepalive is not None:
             self._keepalive.stop()
-        self.refusal = self.refusal or f"the connection is closed: {error}"
+        self.refusal = self.refusal or f"the connection is closed: {error or 'the peer has closed it'}"
         self._places.end()
         lost = self.link.lost_error()
         if not self._greeting.done():

@@ -109,6 +109,7 @@ async def test_taken_back(net: Net):
     for gone in (first, again):
         error = await failure(gone.on("y"))
         assert error.code is Code.UNAVAILABLE and not error.begun
+        assert error.text == "the connection is closed: the peer has closed it; this call was not sent"
     assert heard.journal.entries == ["x", "x"] and await second.on("four") == 4
     await rpc.take_back(client, heard)  # which it is already
     await client.keep(heard)  # and it may be lent again
