@@ -71,7 +71,6 @@ class Link(Messenger, asyncio.Protocol):
     :ivar loans_left: how many more buffers can be lent now
     :ivar parts_left: how many more arrays of theirs where they lie (parts.py)
     :ivar offers_most: how many offers the peer accepts
-    :ivar place_bytes: from this length on, the device had better put what comes into memory that it is told of
     :ivar paused: whether the transport wants no more for now
     :ivar asked: the token of the last Ping
     :ivar inners: the connections within this one; None if there was none yet
@@ -99,7 +98,6 @@ class Link(Messenger, asyncio.Protocol):
         self.loans_left = LOANS_MOST
         self.parts_left = 0
         self.offers_most = ALIVE_MAX
-        self.place_bytes = 0
         self._offers: dict[int, OfferedMemory] = {}
         self._last_offer = 0
         self._awaited: dict[int, list[asyncio.Future[OfferedMemory]]] = {}
@@ -198,8 +196,6 @@ class Link(Messenger, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.lends = isinstance(transport, RdmaTransport)
-        if isinstance(transport, RdmaTransport):
-            self.place_bytes = transport._regions.engine.place_bytes
         self.peer = transport.get_extra_info("peername")
         if not self.lends:
             _watch_host(transport)
@@ -277,6 +273,11 @@ class Link(Messenger, asyncio.Protocol):
     def moved(self) -> int:
         """How many bytes have come by long READs of the peer's memory, or a number that does not change."""
         return cast(RdmaTransport, self.transport)._regions.moved if self.lends else 0
+
+    @property
+    def place_bytes(self) -> int:
+        """From this length on, the device had better put what comes into memory that it is told of."""
+        return cast(RdmaTransport, self.transport)._regions.engine.place_bytes if self.lends else 0
 
     def region_offered(self, remote: OfferedMemory) -> None:
         self._offers[remote.id] = remote
