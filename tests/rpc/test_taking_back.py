@@ -13,7 +13,7 @@ from net import Journal, Net, callee, channel, failure
 from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.long_bodies import LongBody
-from tests.support.waiting import until_seen
+from tests.support.waiting import loop_turns, until_seen
 
 
 class Listener(rpc.Service):
@@ -45,7 +45,7 @@ class Heard(Listener):
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0)
+            await loop_turns(1)  # its end takes a while, which is waited for
             self.journal("cancelled")
 
     @rpc.method(outlives_connection=True)

@@ -16,22 +16,28 @@ from rdmanet.verbs_async import AsyncCMID, AsyncCMListener, AsyncCQ
 CAP = {"max_send_wr": 8, "max_recv_wr": 8}
 
 
+async def unconnected(stack, loop, device, address):
+    """A listener, a client of it that has not connected, and its memory and queue pair, which it moves itself."""
+    listener = AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier)
+    stack.callback(listener.close)
+    client = AsyncCMID(library=device.library, notifier=loop.notifier)
+    stack.callback(client.close)
+    await client.resolve(listener.local_addr)
+    pd = stack.enter_context(PD(client.context))
+    mr = stack.enter_context(pd.alloc_mr(64))
+    cq = stack.enter_context(AsyncCQ(client.context, 64, notifier=loop.notifier))
+    qp = cq.create_qp(pd, QPCap(**CAP))
+    stack.callback(qp.close)
+    return listener, client, mr, qp
+
+
 @on_every_loop
 async def test_a_queue_pair_that_its_user_moves(loop, device, address):
     """connect() returns with CONNECT_RESPONSE, and the server's accept() after establish()."""
     with contextlib.ExitStack() as stack:
-        listener = AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier)
-        stack.callback(listener.close)
-        client = AsyncCMID(library=device.library, notifier=loop.notifier)
-        stack.callback(client.close)
+        listener, client, mr, qp = await unconnected(stack, loop, device, address)
         with pytest.raises(ValueError, match="has not returned"):
             client.establish()
-        await client.resolve(listener.local_addr)
-        pd = stack.enter_context(PD(client.context))
-        mr = stack.enter_context(pd.alloc_mr(64))
-        cq = stack.enter_context(AsyncCQ(client.context, 64, notifier=loop.notifier))
-        qp = cq.create_qp(pd, QPCap(**CAP))
-        stack.callback(qp.close)
         connecting = loop.spawn(client.connect(b"hello", qp_num=qp.qp.qp_num))
         server = End(loop, await listener.get_request())
         stack.callback(server.close)
@@ -64,16 +70,7 @@ async def test_a_client_whose_word_is_lost(loop, device, address):
     if device.transport_type == TransportType.IWARP:
         pytest.skip("iWARP's connection manager connects the queue pair itself")
     with contextlib.ExitStack() as stack:
-        listener = AsyncCMListener((address, 0), library=device.library, notifier=loop.notifier)
-        stack.callback(listener.close)
-        client = AsyncCMID(library=device.library, notifier=loop.notifier)
-        stack.callback(client.close)
-        await client.resolve(listener.local_addr)
-        pd = stack.enter_context(PD(client.context))
-        mr = stack.enter_context(pd.alloc_mr(64))
-        cq = stack.enter_context(AsyncCQ(client.context, 64, notifier=loop.notifier))
-        qp = cq.create_qp(pd, QPCap(**CAP))
-        stack.callback(qp.close)
+        listener, client, mr, qp = await unconnected(stack, loop, device, address)
         connecting = loop.spawn(client.connect(b"hello", qp_num=qp.qp.qp_num))
         server = End(loop, await listener.get_request())
         stack.callback(server.close)
