@@ -125,6 +125,8 @@ async def test_the_server_that_a_call_went_to_is_named(traced: Traced):
     places = [net.address(await net.serve(work)) for work in works]
     how: Any = {"policy": "spread", "transport": net.transport}
     async with rpc.connect(Work, places, interceptors=[tracing.client(traced.provider)], **how) as client:
+        pool: Any = client._caller.inner  # type: ignore[attr-defined]
+        await until_seen(lambda: all(slot.usable for slot in pool._slots))
         (first,) = await begin(client.wait())
         await until_seen(lambda: any(work.begun for work in works))
         asked = next(place for work, place in zip(works, places, strict=True) if work.begun)
