@@ -24,7 +24,7 @@ from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.dialing import Address, Weighted
 from rdmanet.rpc.messenger import logger
 
-Servers = Sequence[str | tuple[str, int] | tuple[str, int | None, float]]
+Servers = Sequence[str | tuple[str, int | None] | tuple[str, int | None, float]]
 """As programs give them: [(host, port), ...], or paths of Unix sockets; with weights [(host, port, weight), ...]."""
 
 AGAIN_S: Final = 1.0
@@ -40,7 +40,8 @@ class Resolver:
     of several clients.
 
     :param servers: a function without parameters, or a coroutine function, that returns ``[(host, port), ...]``, or
-        paths of Unix sockets, or these with weights: ``[(host, port, weight), (path, None, weight)]``
+        paths of Unix sockets, which may be ``(path, None)``, or these with weights: ``[(host, port, weight), (path,
+        None, weight)]``
     :param every: ask again when a call is made so many seconds after the last time
     :raises TypeError: it is no function, or `every` is no number
     :raises ValueError: `every` is not more than 0
@@ -104,7 +105,7 @@ def addresses_of(servers: Any, who: str) -> list[Weighted]:
     try:
         for each in servers:
             host, port, *weights = (each, None) if isinstance(each, str) else each
-            if not isinstance(host, str) or len(weights) > 1 or (port is None and each == (host, None)):
+            if not isinstance(host, str) or len(weights) > 1:
                 raise TypeError
             address = host, None if port is None else operator.index(port)
             found.append((address, _weight(weights[0], who, host) if weights else 1.0))

@@ -117,11 +117,13 @@ async def test_a_resolver_changes_weights(net: Net):
 
 
 def test_lists_with_weights(tmp_path: Path):
-    found = addresses_of([("a", 1), ("b", 2, 3), "/path", ("/other", None, 0.5), ("a", 1, 9)], "x")
-    known = {("a", 1): 1.0, ("b", 2): 3.0, ("/path", None): 1.0, ("/other", None): 0.5}
+    found = addresses_of(
+        [("a", 1), ("b", 2, 3), "/path", ("/other", None, 0.5), ("/third", None), ("a", 1, 9)], "x"
+    )
+    known = {("a", 1): 1.0, ("b", 2): 3.0, ("/path", None): 1.0, ("/other", None): 0.5, ("/third", None): 1.0}
     assert found == [*known.items(), (("a", 1), 9.0)]
     file = tmp_path / "servers"
-    file.write_text("a 1  # the first\nb 2 weight=3\n/path\n/other weight=0.5\n")
+    file.write_text("a 1  # the first\nb 2 weight=3\n/path\n/other weight=0.5\n/third\n")
     assert asyncio.run(rpc.Resolver.file(file).addresses()) == list(known.items())
 
 
