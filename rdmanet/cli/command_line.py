@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rdmanet.cli.interrupts import hear_once
 
@@ -66,7 +67,9 @@ def _run(argv: Sequence[str] | None) -> int:
         return 1
     parser = argparse.ArgumentParser(prog="rdmanet", description="asyncio over RDMA")
     parser.add_argument("--version", action="version", version=f"rdmanet {rdmanet.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=_WordsAnywhere
+    )
     for name, module in zip(names, modules, strict=True):
         summary = (module.__doc__ or "").partition("\n")[0]
         command = commands.add_parser(name, help=summary, description=summary)
@@ -89,6 +92,24 @@ def _run(argv: Sequence[str] | None) -> int:
             _let_go_of_output()
         return 1
     return status
+
+
+class _WordsAnywhere(argparse.ArgumentParser):
+    """Takes words before, between and after options; argparse takes those of one place, and refuses the others.
+
+    A command that passes all its words on to a program (REMAINDER) takes them as they are.
+    """
+
+    _is_within = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._is_within or any(action.nargs == argparse.REMAINDER for action in self._actions):
+            return super().parse_known_args(args, namespace)
+        self._is_within = True  # until Python 3.12 the other calls this one, for each half
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_within = False
 
 
 def _let_go_of_output() -> None:

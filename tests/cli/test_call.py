@@ -103,6 +103,15 @@ def test_listing(server):
     assert set(json.loads(call(server, "--json")[1])) == {"Store", "rdmanet.Health", "rdmanet.Reflection"}
 
 
+def test_options_between_words(server):
+    """Wherever they are; argparse by itself takes words of one place only."""
+    command = ["Store.shape", '{"name": "w"}', "--timeout", "60", "-v"]
+    for words in ([*command[:1], *command[2:], *command[1:2]], [*command[2:], *command[:2]], command):
+        assert call(server, *words)[:2] == (0, "[1.0, 2.0]\n"), words
+    status, out, err = call(server, "Store.shape", "--timeout", "60", '{"name": "w"}', "more")
+    assert (status, out) == (2, "") and err.endswith("error: unrecognized arguments: more\n")
+
+
 def test_classes_for_clients(server, tmp_path: Path):
     """What is written is a module that calls the server."""
     for arguments in (["--pyi"], ["Store", "--pyi"]):

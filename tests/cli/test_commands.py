@@ -54,6 +54,22 @@ def test_its_name_and_its_version():
     assert run("nonsense")[2].startswith("usage: rdmanet ")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trace", "none", "--pid", "7", "/none"], "none"),
+        (["proxy", "no:such", "--loop", "asyncio", "to"], "argument LISTEN TO"),
+        (["perf", "x_lat", "--json", "write_lat"], "there is no test 'x_lat'"),
+        (["run", "--help", "not", "for", "us"], ""),
+        (["run", "none", "--json", "not", "ours"], "none"),
+    ],
+)
+def test_words_before_and_after_options(words, says):
+    status, out, err = run(*words)
+    assert "unrecognized arguments" not in err and says in err
+    assert status != 0 or out.startswith("usage: rdmanet run ")
+
+
 def test_without_a_command_it_lists_them():
     status, out, err = run()
     assert (status, out) == (2, "")

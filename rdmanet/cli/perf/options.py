@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST TEST",
         help="tests, or groups of them; another word is the host where `rdmanet perf server` runs",
     )
-    _words_anywhere(parser)
     _what(parser.add_argument_group("what is measured"))
     _verbs(parser.add_argument_group("verbs, as perftest"))
     _where(parser.add_argument_group("where"))
@@ -155,18 +154,6 @@ def _shown(group: Any) -> None:
         help="'p99<20us' 'bw>5GB/s' 'write_lat:p50<1us' 'p50<1.1x' (times the --compare file's): the exit status is"
         " 3 if one is not kept",
     )
-
-
-def _words_anywhere(parser: argparse.ArgumentParser) -> None:
-    """Take words before, between and after options: argparse takes those of one place, and returns the others."""
-    plain = parser.parse_known_args
-
-    def parse(args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        found, extras = plain(args, namespace)
-        found.words += [word for word in extras if not word.startswith("-")]
-        return found, [word for word in extras if word.startswith("-")]
-
-    parser.parse_known_args = parse  # type: ignore[method-assign]
 
 
 def tests_of(words: list[str]) -> tuple[str | None, list[Kind]]:
