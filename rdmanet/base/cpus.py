@@ -9,10 +9,11 @@ may be near at any moment, and nothing is said of it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import lru_cache
 from itertools import chain, combinations
 
@@ -53,13 +54,15 @@ def are_together(pids: Iterable[int]) -> bool:
 
 def why_far_from(device: str) -> str:
     """The same of this process and an adapter."""
-    return _why_far_from(device, frozenset(os.sched_getaffinity(0)))
+    with contextlib.suppress(OSError):  # who lacks a descriptor is told nothing, and asks again
+        return _why_far_from(device, frozenset(os.sched_getaffinity(0)))
+    return ""
 
 
 @lru_cache(maxsize=64)  # thousands of connections ask; only the affinity changes
 def _why_far_from(device: str, ours: frozenset[int]) -> str:
-    text = _read(f"sys/class/infiniband/{device}/device/numa_node").strip()
-    our_nodes = nodes(ours)
+    text = _told(f"sys/class/infiniband/{device}/device/numa_node").strip()
+    our_nodes = nodes(ours, _told)
     if not text.isdecimal() or not our_nodes or int(text) in our_nodes:  # -1: the kernel does not know
         return ""
     return (
@@ -74,13 +77,12 @@ def allowed(pid: int) -> set[int]:
     return _numbers(found[1]) if found else set()
 
 
-def nodes(cpus: Set[int]) -> set[int]:
+def nodes(cpus: Set[int], read: Callable[[str], str] | None = None) -> set[int]:
     """The NUMA nodes of these CPUs; none if the kernel has no nodes."""
-    there = _numbers(_read("sys/devices/system/node/online").strip())
+    read = read or _read
+    there = _numbers(read("sys/devices/system/node/online").strip())
     return {
-        node
-        for node in there
-        if cpus & _numbers(_read(f"sys/devices/system/node/node{node}/cpulist").strip())
+        node for node in there if cpus & _numbers(read(f"sys/devices/system/node/node{node}/cpulist").strip())
     }
 
 
@@ -108,11 +110,24 @@ def _numbers(text: str) -> set[int]:
 
 
 def _read(path: str) -> str:
-    """A file of the kernel; "" if it has none of that name. By a descriptor: these do not block."""
+    """A file of the kernel; "" if it has none of that name, or cannot be read."""
     with contextlib.suppress(OSError):
+        return _told(path)
+    return ""
+
+
+def _told(path: str) -> str:
+    """The same, for an answer that is kept. By a descriptor: these files do not block.
+
+    :raises OSError: no descriptor or memory is left to read it with
+    """
+    try:
         fd = os.open(ROOT + path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(fd, 1 << 16).decode("ascii", "replace")
         finally:
             os.close(fd)
-    return ""
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        return ""

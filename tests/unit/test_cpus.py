@@ -1,5 +1,6 @@
 """Which CPUs are far from each other, by affinity: the kernel's files are those of a machine with two nodes."""
 
+import errno
 import itertools
 import os
 
@@ -65,6 +66,24 @@ def test_an_adapter_at_another_node(machine, monkeypatch):
     assert cpus.why_far_from("mlx5_1") == cpus.why_far_from("rxe0") == cpus.why_far_from("none") == ""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4})
     assert cpus.why_far_from("mlx5_0") == ""
+
+
+@pytest.mark.parametrize("lacking", ["numa_node", "online", "cpulist"])
+def test_who_has_no_descriptor_left_asks_again(machine, monkeypatch, lacking):
+    """What it could not read was remembered as "not far"."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4})
+    real = os.open
+
+    def refused(path, flags):
+        if path.endswith(lacking):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        assert cpus.why_far_from("mlx5_0") == ""
+        assert cpus.why_far(1, 2) == "" or lacking == "numa_node"
+    assert "mlx5_0 is at node 0" in cpus.why_far_from("mlx5_0")
 
 
 def test_a_machine_without_nodes(machine):
