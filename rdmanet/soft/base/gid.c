@@ -170,32 +170,34 @@ static void found_add(struct found *found, const union ibv_gid *gid, uint32_t in
 	found->count++;
 }
 
-/* An interface's number, which the list has with its link; 0 and errno.  An alias is no link, and is asked for. */
-static uint32_t number_of(const char *name, const struct ifaddrs *each)
+/* An interface's number, which the list has with its link; 0 and errno.  An alias is no link, and is asked for.
+ * Links and addresses are in the same order, so each search goes on where the last one has ended. */
+static uint32_t number_of(const char *name, struct ifaddrs *list, struct ifaddrs **at)
 {
-	for (; each; each = each->ifa_next)
-		if (each->ifa_addr && each->ifa_addr->sa_family == AF_PACKET && !strcmp(each->ifa_name, name))
-			return (uint32_t)((const struct sockaddr_ll *)(const void *)each->ifa_addr)->sll_ifindex;
+	const struct ifaddrs *begun = *at;
+
+	do
+		if ((*at)->ifa_addr && (*at)->ifa_addr->sa_family == AF_PACKET && !strcmp((*at)->ifa_name, name))
+			return (uint32_t)((const struct sockaddr_ll *)(const void *)(*at)->ifa_addr)->sll_ifindex;
+	while ((*at = (*at)->ifa_next ? (*at)->ifa_next : list) != begun);
 	return if_nametoindex(name);
 }
 
-/* 127.0.0.1 is there always, so that a program on a host without any network finds an address. False: some may be
- * missing. */
+/* 127.0.0.1 is there always, also on a host without any network. False: some may be missing. */
 static bool find(struct found *found)
 {
 	union ibv_gid first = primary(), lo = localhost(), gid;
-	struct ifaddrs *list = NULL;
+	struct ifaddrs *list = NULL, *at;
 	bool complete = true;
 
-	found->count = 0;
-	found->link = false;
+	found->count = found->link = 0;
 	found_add(found, &lo, LOOPBACK_INTERFACE, IPV4_LOOPBACK);
 	if (getifaddrs(&list)) {
 		rn_log("cannot read this host's addresses: %s", strerror(errno));
 		return false;
 	}
-	for (struct ifaddrs *each = list; each; each = each->ifa_next) {
-		uint32_t interface = number_of(each->ifa_name, list);
+	for (struct ifaddrs *each = at = list; each; each = each->ifa_next) {
+		uint32_t interface = number_of(each->ifa_name, list, &at);
 		int family = each->ifa_addr ? each->ifa_addr->sa_family : AF_UNSPEC;
 
 		complete &= interface || errno == ENODEV;
@@ -278,8 +280,7 @@ static bool has_news(void)
 	return news;
 }
 
-/* Take the lock, and have the table as it is now. Whoever calls this may hold other locks, so the
- * engine tells what has changed. */
+/* Take the lock, and have the table as it is now. The engine tells what has changed: callers may hold other locks. */
 static void lock_current(void)
 {
 	pthread_mutex_lock(&table.lock);
