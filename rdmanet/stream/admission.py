@@ -19,7 +19,8 @@ An honest peer needs its place for one round trip. A place is revoked
 always from the oldest visitor of the source that holds the most places. The next place goes to the oldest waiting
 request of the source that holds the fewest. If this process was stopped or its loop was busy, a visitor's next message
 may have arrived unread. So a place is revoked only if the loop has run on time for the last 0.1 s; otherwise it waits
-that long again, four times at most.
+that long again, four times at most. A loop that is on time may have more unread than it takes in one turn, in a storm
+of clients for example. So what has come is read before a place is revoked: its visitor's message may be there.
 
 A server with TLS keeps the place until the TLS handshake is done: whoever cannot finish that must not hold more memory
 than a stranger. It has the whole time of a handshake if nobody waits, instead of the 5 s, and its clock starts anew
@@ -75,6 +76,9 @@ class Visitor(Protocol):
 
     def turn_away(self) -> None:
         """Refuse it: too many are waiting."""
+
+    def look(self) -> bool:
+        """Act on what has come for it, and for others, unread. False: there is more than can be read now."""
 
     def evict(self) -> None:
         """End the connection: it was accepted, but made no progress in time."""
@@ -282,9 +286,18 @@ class Admission:
             elif when > self._looks_until:
                 self._looks_until = max(when, now + LAST_LOOK_S)
                 self._looks_again = 0
-            elif now - self._looks_until > LATE_S and self._looks_again < LOOKS_AGAIN_MAX:
-                self._looks_until = now + LAST_LOOK_S
-                self._looks_again += 1
             elif self._looks_until <= now + RESOLUTION_S:
-                visitor.evict()
+                self._look_at(visitor, now - self._looks_until > LATE_S)
         self._set_timer()
+
+    def _look_at(self, visitor: Visitor, is_late: bool) -> None:
+        """Revoke a place, if nothing has come from who has it, and if it is sure enough that nothing is unread."""
+        since = self._inside.since[visitor]
+        is_behind = not visitor.look() or is_late
+        if self._inside.since.get(visitor) != since:
+            return  # it has gone on, or has left
+        if is_behind and self._looks_again < LOOKS_AGAIN_MAX:
+            self._looks_until = self._loop.time() + LAST_LOOK_S
+            self._looks_again += 1
+        else:
+            visitor.evict()

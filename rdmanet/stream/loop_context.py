@@ -95,7 +95,6 @@ class DeviceUser(Tenant, Protocol):
 
 
 _REMOVAL, _REQUEST = CMEventType.DEVICE_REMOVAL, CMEventType.CONNECT_REQUEST
-
 _ATTRIBUTE = "_rdmanet_loop_contexts"
 _all: weakref.WeakSet[LoopContext] = weakref.WeakSet()
 _all_lock = threading.Lock()  # other threads may create theirs at the same time
@@ -356,8 +355,7 @@ class LoopContext:
             self._device_event(engine, event)
 
     def _device_event(self, engine: StreamEngine, event: AsyncEvent) -> None:
-        types = _core.EventType
-        kind, device = event.event_type, engine.pd.context.name
+        types, kind, device = _core.EventType, event.event_type, engine.pd.context.name
         if kind is types.DEVICE_FATAL:
             self.lose_device(engine.pd.context, kind.name)
         elif kind is types.CQ_ERR:
@@ -417,6 +415,14 @@ class LoopContext:
                 return
             if (act := self._rare.get(fd)) is not None:
                 act()
+
+    def hear_all(self) -> bool:
+        """Act on what has come, without the loop. False: there is more, of a flood for example."""
+        for _ in range(16):
+            self._rare_events()
+            if self.closed or not self._epoll.poll(0):
+                return True
+        return False
 
     def _cm_events(self) -> None:
         # A forked child may run its parent's loop. Nothing here is the child's, and not even the reader may be removed:

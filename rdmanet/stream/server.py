@@ -452,6 +452,10 @@ class ConnectRequest:
             self.id.reject(credit.pack_refusal(code, why))
         self._gone()
 
+    def look(self) -> bool:
+        """Act on what has come. False: there is more than can be read now."""
+        return self.loop_context.hear_all()
+
     def evict(self) -> None:
         """End the connection: it was accepted, but not established in time."""
         assert self._transport is not None

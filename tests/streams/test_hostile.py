@@ -19,7 +19,7 @@ from rdmanet.protocol import State
 from rdmanet.stream import admission
 from tests.support.bare_peer import ABORT, DATA, HELLO, BarePeer, frame
 from tests.support.ports import free_port
-from tests.support.waiting import begin, loop_turns, until_seen
+from tests.support.waiting import begin, loop_turns, readable, until_seen
 
 
 async def serving(net: Net, port: int) -> None:
@@ -338,6 +338,36 @@ async def test_who_loses_its_place_learns_why(net: Net, caller, monkeypatch):
     refusal = credit.unpack_refusal((await caller.event(CMEventType.REJECTED)).private_data)
     assert refusal.code == credit.RefusalCode.BUSY
     assert refusal.reason.startswith("the connection was accepted, but the client was slow to go on")
+
+
+@pytest.mark.not_on_siw("lets a connection stand when it is accepted")
+async def test_who_has_gone_on_unread_keeps_its_place(net: Net, device, monkeypatch):
+    """A loop with much to read has not come to its word when its time is over: that is read first."""
+    caller = BarePeer(device.library)
+    try:
+        server, port = await net.serve(Echo)
+        await caller.call(HOST, port)
+        await until_seen(lambda: bool(server._half_open))
+        (request,) = server._half_open
+        context, loop = request.loop_context, asyncio.get_running_loop()
+        loop.remove_reader(context._epoll.fileno())
+        await caller.event(CMEventType.ESTABLISHED)
+        await readable(context.cm.fd)
+        assert server._half_open
+        for limit in ("PATIENCE_S", "OTHERS_WAIT_S", "LAST_LOOK_S"):
+            monkeypatch.setattr(admission, limit, 0.0)
+        monkeypatch.setattr(admission, "LATE_S", 3600.0)
+        request.admission._set_timer()
+        await until_seen(lambda: not server._half_open)
+        assert not request._transport.is_closing()
+        loop.add_reader(context._epoll.fileno(), context._rare_events)
+        caller.post(frame(DATA, b"who is there?"))
+        kind = 0
+        while kind != DATA:
+            kind, body = await caller.next_frame()
+        assert body == b"who is there?"
+    finally:
+        caller.close()
 
 
 @pytest.mark.not_on_siw("lets a connection stand when it is accepted")

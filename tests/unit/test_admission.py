@@ -74,6 +74,9 @@ class Visitor:
         self.fate = "refused"
         self.door.left(self)
 
+    def look(self):
+        return True
+
     def evict(self):
         assert self.fate == "inside"
         self.fate = "evicted"
@@ -267,6 +270,41 @@ def test_a_loop_that_is_always_late_takes_places_back_too():
         server.clock.stand_still(1.2)
         server.clock.advance(0)
     assert "evicted" in fates(crowd)
+
+
+class Unread(Visitor):
+    """Its word lies behind so many others: each look reads some of them."""
+
+    behind = 0
+
+    def look(self):
+        self.behind -= 1
+        if not self.behind:
+            self.goes_on()
+        return self.behind <= 0
+
+
+@pytest.mark.parametrize("behind", [1, 2, 1 + admission.LOOKS_AGAIN_MAX])
+def test_what_is_unread_is_read_before_a_place_is_taken_back(behind):
+    """Also if the loop is on time, and has more to read than it takes in one turn."""
+    server = Server()
+    unread = Unread(server.door, "a")
+    unread.behind = behind
+    server.door.arrived(unread)
+    silent = server.come("a", 4)
+    server.clock.advance(admission.OTHERS_WAIT_S + admission.LOOKS_AGAIN_MAX * (admission.LAST_LOOK_S + 0.01))
+    assert unread.fate == "stands"
+    assert fates(silent) == ["inside"] * 4
+
+
+def test_a_flood_that_is_never_read_to_its_end_takes_places_back_too():
+    server = Server()
+    unread = Unread(server.door, "a")
+    unread.behind = 1000
+    server.door.arrived(unread)
+    server.come("a", 4)
+    server.clock.advance(2 * admission.OTHERS_WAIT_S)
+    assert unread.fate == "evicted"
 
 
 def test_who_cannot_be_accepted_has_left_before_it_is_in():
