@@ -12,15 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.client import client_of
+from rdmanet.rpc.client_interceptors import Caller, Intercepted
 from rdmanet.rpc.errors import Code, Error, late, not_begun
 from rdmanet.rpc.inner import Inners
+from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import exceeded
 from rdmanet.rpc.method import Method
 from rdmanet.rpc.pending import CallDetails
@@ -39,8 +41,9 @@ class _ToClient(Channel):
 class Borrower(Inners):
     """The objects that a server has got on one connection."""
 
-    def __init__(self, callee: Callee) -> None:
+    def __init__(self, callee: Callee, interceptors: Sequence[Interceptor]) -> None:
         super().__init__(callee.link)
+        self._interceptors = interceptors
         self._share = callee.share
         self._limits = callee.limits
         self._holder = Holder()  # of what has come of results that are not complete
@@ -65,7 +68,10 @@ class Borrower(Inners):
         channel.link._on_unfinished = functools.partial(self._unfinished_is, number)
         self.hear()
         self.begin(number, channel.link)
-        return client_of(Borrowed(channel), self._limits, counters)
+        caller: Caller = Borrowed(channel)
+        if self._interceptors:
+            caller = Intercepted(caller, self._interceptors, (), self._limits)
+        return client_of(caller, self._limits, counters)
 
     def _unfinished_is(self, number: int, nbytes: int) -> None:
         """So much has come of a message that is not complete.
@@ -140,9 +146,14 @@ def _seen(hello: asyncio.Task[None]) -> None:
         hello.exception()  # the calls have it: nobody need be told that it was never retrieved
 
 
-def borrowing(callee: Callee, methods: list[tuple[Method, Callable[..., Any]]]) -> list[tuple[Method, Any]]:
-    """The methods of a service for one connection: those that take objects get clients in the place of numbers."""
-    borrower = Borrower(callee)
+def borrowing(
+    callee: Callee, methods: list[tuple[Method, Callable[..., Any]]], interceptors: Sequence[Interceptor]
+) -> list[tuple[Method, Any]]:
+    """The methods of a service for one connection: those that take objects get clients in the place of numbers.
+
+    :param interceptors: run around calls of these clients
+    """
+    borrower = Borrower(callee, interceptors)
     return [
         (method, _with_objects(borrower, method, function) if method.objects else function)
         for method, function in methods

@@ -72,6 +72,7 @@ def connect(
     policy: Literal["first", "spread"] = "first",
     keepalive: float | None = None,
     interceptors: Sequence[Interceptor] = (),
+    callback_interceptors: Sequence[Interceptor] = (),
     carry: Sequence[ContextVar[Any]] = (),
     **transport_options: Any,
 ) -> Connecting[_S]:
@@ -104,6 +105,8 @@ def connect(
     :param keepalive: send Ping to a server from which nothing has come for so many seconds, and count the connection as
         lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
     :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``
+    :param callback_interceptors: the same around the server's calls of objects that this client lends. These see what a
+        server's see: a span that they begin is a method's
     :param carry: context variables that are sent along with each call, as metadata of their names. Their values are
         texts or bytes. The server carries them, too, or its methods read `metadata`
     :param transport_options: for ``create_rdma_connection``, or asyncio's ``create_connection`` and
@@ -128,6 +131,8 @@ def connect(
         async def dial(address: Address) -> Channel:
             make = LendingChannel if schema.lends else Channel
             channel = make(schema, limits, silence, counters)
+            if isinstance(channel, LendingChannel):
+                channel.callback_interceptors = callback_interceptors
             await endpoints.connect(lambda: channel.link, *address, transport, transport_options)
             try:
                 await channel.greeted()

@@ -50,9 +50,13 @@ from rdmanet.rpc.streaming import Cut, Results
 
 
 class LendingChannel(Channel):
-    """A connection of a client whose service has methods that take objects."""
+    """A connection of a client whose service has methods that take objects.
+
+    :ivar callback_interceptors: run around calls of these objects
+    """
 
     _lender: Lender | None = None
+    callback_interceptors: Sequence[Interceptor] = ()
 
     def unary(self, call: CallDetails) -> Coroutine[Any, Any, Any]:
         if not call.method.objects:
@@ -79,7 +83,7 @@ class LendingChannel(Channel):
     def _lent(self, call: CallDetails) -> Iterator[CallDetails]:
         """The call with numbers in the place of its objects, which are lent meanwhile."""
         if self._lender is None:
-            self._lender = Lender(self.link, self.limits)
+            self._lender = Lender(self.link, self.limits, self.callback_interceptors)
         lender, method, arguments, numbers = self._lender, call.method, list(call.arguments), []
         try:
             for index in method.objects:
@@ -130,9 +134,10 @@ class Lender(Inners):
     :ivar running: calls of them
     """
 
-    def __init__(self, link: Link, limits: Limits) -> None:
+    def __init__(self, link: Link, limits: Limits, interceptors: Sequence[Interceptor]) -> None:
         super().__init__(link)
         self.limits = limits
+        self.interceptors = interceptors
         self.lent: dict[int, Service] = {}
         self.running: set[Running] = set()
         together = min(limits.inline_bytes, limits.server_bytes)
@@ -213,7 +218,6 @@ class _Host:
     keepalive: float | None = None
     refusal: str | None = None
     executor: Executor | None = None  # the loop's
-    interceptors: Sequence[Interceptor] = ()
     carry: Sequence[ContextVar[Any]] = ()
 
     def __init__(self, lender: Lender, service: Service) -> None:
@@ -222,6 +226,7 @@ class _Host:
         self.services = served_by_name([service])
         self.builtin: dict[str, Served] = {}
         self.limits = lender.limits
+        self.interceptors = lender.interceptors
         self.shares = lender.shares
         self.callees: set[Any] = set()
         self.unheard: set[Any] = set()

@@ -44,6 +44,7 @@ async def serve(
     keepalive: float | None = None,
     interceptors: Sequence[Interceptor] = (),
     intercept_builtin: bool = False,
+    callback_interceptors: Sequence[Interceptor] = (),
     carry: Sequence[ContextVar[Any]] = (),
     executor: Executor | None = None,
     **transport_options: Any,
@@ -68,6 +69,8 @@ async def serve(
         lost if nothing comes for that long again. None: only the transport looks, for a host that has vanished
     :param interceptors: functions that run around each call, the first one outside: ``async def log(call, proceed)``
     :param intercept_builtin: whether they run around calls of `Health` and `Reflection`, too
+    :param callback_interceptors: the same around the calls that methods make of objects which clients lend them. These
+        see what a client's see: a span that they begin is a caller's
     :param carry: context variables that methods get from their callers, if these carry them, too
     :param executor: whose threads run the methods that are marked with ``@rpc.method(thread=True)``, for example a
         ``concurrent.futures.ThreadPoolExecutor``. It stays yours: shut it down after the server's end. None: the loop's
@@ -83,6 +86,7 @@ async def serve(
     server = Server(
         services, limits, send_tracebacks, silence, interceptors, carry, intercept_builtin, executor
     )
+    server.callback_interceptors = callback_interceptors
     server._listener = await endpoints.listen(
         lambda: Callee(server).link, host, port, transport, transport_options
     )
@@ -96,6 +100,7 @@ class Server:
     :ivar limits: what clients may make it do
     """
 
+    callback_interceptors: Sequence[Interceptor] = ()
     _listener: asyncio.AbstractServer
 
     def __init__(
@@ -259,7 +264,9 @@ class Server:
 
     def methods_for(self, callee: Callee, served: Served) -> list[tuple[Method, Callable[..., Any]]]:
         """The methods of a service, with the functions to call, for a connection."""
-        return borrowing(callee, served.methods) if served.schema.lends else served.methods
+        if not served.schema.lends:
+            return served.methods
+        return borrowing(callee, served.methods, self.callback_interceptors)
 
     def has_heard(self, callee: Callee) -> None:
         """A connection takes no more calls, or is gone."""

@@ -117,6 +117,53 @@ async def test_a_call_is_a_span_at_either_side(traced: Traced):
         assert client.attributes["server.port"] != server.attributes["network.peer.port"]
 
 
+class Listener(rpc.Service):
+    async def parent(self) -> str:
+        return str(rpc.metadata().get("traceparent"))
+
+    async def count(self, until: int) -> AsyncIterator[int]:
+        for number in range(until):
+            yield number
+
+    async def err(self) -> None:
+        raise LookupError("a mistake")
+
+
+class Caller(rpc.Service):
+    async def call(self, listener: Listener) -> str:
+        assert [number async for number in listener.count(3)] == [0, 1, 2]
+        with pytest.raises(rpc.Error):
+            await listener.err()
+        return await listener.parent()
+
+
+async def test_callbacks_are_spans_below_the_methods(traced: Traced):
+    """In which the server is the client."""
+    server = await traced.net.serve(
+        Caller(),
+        interceptors=[tracing.server(traced.provider)],
+        callback_interceptors=[tracing.client(traced.provider)],
+    )
+    client = await traced.net.connect(
+        Caller,
+        server,
+        interceptors=[tracing.client(traced.provider)],
+        callback_interceptors=[tracing.server(traced.provider)],
+    )
+    said = await client.call(Listener())
+    spans = await traced.ended(8)
+    found = {(span.name, span.kind): span for span in spans}
+    method = found["Caller/call", SpanKind.SERVER]
+    for name, code in (("count", "OK"), ("err", "INTERNAL"), ("parent", "OK")):
+        above, below = found[f"Listener/{name}", SpanKind.CLIENT], found[f"Listener/{name}", SpanKind.SERVER]
+        assert above.parent is not None and below.parent is not None
+        assert above.parent.span_id == method.get_span_context().span_id
+        assert below.parent.span_id == above.get_span_context().span_id
+        assert code_of(above) == code_of(below) == code
+    ids = found["Listener/parent", SpanKind.CLIENT].get_span_context()
+    assert said == f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
+
+
 async def test_the_server_that_a_call_went_to_is_named(traced: Traced):
     """Of several, also when another call has gone to another one meanwhile."""
     net, works = traced.net, [Work(), Work()]
