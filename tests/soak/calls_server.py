@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rdmanet import rpc
 from tests.support.lines import lines, tell
 
-HOST = "127.0.0.1"
+HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
 
 
 class Record(msgspec.Struct):

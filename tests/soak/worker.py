@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import struct
 import sys
@@ -30,7 +31,7 @@ import rdmanet
 from tests.streams.pattern import PERIOD, Pattern
 from tests.support.lines import lines, tell
 
-HOST = "127.0.0.1"
+HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
 HEADER = struct.Struct(
     "!IIIBBH"
 )  # seed, bytes of the caller, bytes of the server, ending, caller's index, its life
