@@ -11,8 +11,8 @@ from benchmarks.cases import HIGHER_IS_BETTER, PROTOCOL, STREAMS
 from benchmarks.report import Medians
 
 FABRICS = ("rdmanet", "unix", "tcp")
-COLOURS = {"rdmanet": "#1f77b4", "unix": "#b0b0b0", "tcp": "#d8d8d8"}
-"""Whoever has none here has that of "unix"."""
+COLOURS = {"rdmanet": "#1f77b4", "unix": "#888888", "tcp": "#b4b4b4"}
+"""Whoever has none here has that of "unix". In dark mode they are inverted, and still to be seen."""
 WIDTH, ROW, BAR, MARGIN = 490, 22, 15, 16
 LABEL, VALUE = 64, 90
 """What stands left and right of a bar."""
@@ -78,7 +78,7 @@ def draw(groups: Sequence[Bars]) -> str:
     size = (WIDTH, len(groups) * height + MARGIN)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
-        'font-family="sans-serif" font-size="12">',
+        f'width="{size[0]}" height="{size[1]}" font-family="sans-serif" font-size="12">',
         f'<rect width="{size[0]}" height="{size[1]}" fill="white"/>',
     ]
     for number, group in enumerate(groups):

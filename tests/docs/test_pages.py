@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -149,6 +150,21 @@ def test_every_completion_status_is_explained():
     page = (ROOT / "docs/errors/CompletionError.md").read_text()
     for number, (name, *_) in errors._STATUS.items():
         assert number == 0 or f"| {number}: {name} |" in page
+
+
+@pytest.mark.parametrize("drawing", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)
+def test_a_drawing_has_a_size_and_holds_its_text(drawing):
+    """A browser makes one without a size as wide as the page. Letters are half as wide as they are high, or more."""
+    root = ElementTree.parse(drawing).getroot()
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    assert (root.attrib["width"], root.attrib["height"]) == (f"{width:g}", f"{height:g}")
+    letter = 0.6 if root.attrib["font-family"] == "monospace" else 0.53
+    around = {inner: outer for outer in root.iter() for inner in outer}
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        wide = len(text.text or "") * float(text.get("font-size", root.attrib["font-size"])) * letter
+        anchor = text.get("text-anchor", around[text].get("text-anchor", "start"))
+        left = float(text.attrib["x"]) - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
+        assert left >= 0 and left + wide <= width, text.text
 
 
 @pytest.mark.parametrize("script", ["draw-layers", "draw-states"])
