@@ -284,10 +284,12 @@ static void files_and_users(int fd)
 	CHECK_EQ(chown(path, NOBODY, NOBODY), 0);
 	expect_refused_file(path, "owned by user 65534; the owner must be this user (0) or root");
 	/* Root's may be for the group that it gave to us. */
+	put("closed", ONE, 0600);
 	CHECK(!chown(put("group", ONE, 0640), 0, NOBODY) && !chmod(path_of("group"), 0640) && !chmod(directory, 0755));
 	CHECK(!setgroups(1, &group) && !setgid(NOBODY) && !setuid(NOBODY));
 	CHECK_EQ(chmod(path_of("owned"), 0640), 0);
 	expect_refused_file(path_of("owned"), "its mode is 640");
+	expect_refused_file(path_of("closed"), "user 65534 may not read it: chown it to this user");
 	setenv("RDMANET_SOFT_SECRET_FILE", path_of("group"), 1);
 	expect_open(ONE);
 	meet(fd);

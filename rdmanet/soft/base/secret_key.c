@@ -115,7 +115,10 @@ static int read_file(const char *path, uint8_t key[RN_SECRET], const struct comp
 	snprintf(whose, sizeof(whose), VARIABLE "_FILE=%s", path);
 	fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* whatever it is: this doesn't block */
 	if (fd < 0 || fstat(fd, &file)) {
-		err = complain(to, "%s: %s", whose, strerror(errno));
+		err = errno == EACCES
+			      ? complain(to, "%s: user %u may not read it: chown it to this user, or let root's be read by its group",
+					 whose, geteuid())
+			      : complain(to, "%s: %s", whose, strerror(errno));
 		goto out;
 	}
 	err = check_file(&file, whose, to);
