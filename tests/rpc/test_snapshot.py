@@ -164,8 +164,8 @@ async def test_copies_count_as_arguments_do(net: Net):
     assert caught.value.code is rpc.Code.RESOURCE_EXHAUSTED
     assert (await client.lent()).nbytes == service.array.nbytes
     assert (await client.made()).nbytes == LEND_BYTES
+    await idle(server)  # the caller has let go of what was lent, and of what was made
     service.kept.release()
-    await idle(server)  # the caller has let go of what was made
     assert callee(server).share.lent_bytes == 0
 
 
