@@ -12,6 +12,7 @@ says which; a new process runs those that have not run.
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -36,6 +37,7 @@ HUNG = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!\n")  # faulthandler's fir
 SIGNALS_OF_A_CRASH = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 STATUSES = (0, 1, 2, 5)  # of pytest: passed, failed, not all collected, none chosen
 MOST_RESTARTS = 5
+PR_SET_PDEATHSIG = 1
 GRACE_S = 10  # for a process that was told to say where it is
 
 
@@ -120,6 +122,7 @@ async def run_process(
             env={**os.environ, **(environment or {})},
             cwd=cwd,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
         showing = asyncio.create_task(show(process.stdout, output)) if process.stdout else None
         try:
@@ -137,6 +140,11 @@ async def run_process(
         if showing:
             await showing
     return Ended(status, log)
+
+
+def end_with_parent() -> None:
+    """A run that is inside another one, and is killed with it, leaves no worker behind."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def show(stream: asyncio.StreamReader, output: object) -> None:

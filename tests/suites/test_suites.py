@@ -1,6 +1,9 @@
 """scripts/suites: what repeats is a failure, and what does not is unsteady; a hang or a crash takes nothing along."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +204,35 @@ sys.exit(not run_steps([Command("inner", ["false"])]))
     assert not run_steps([Command("outer", [sys.executable, "-c", program], nested=True)], report=report)
     (result,) = json.loads(report.read_text())
     assert (result["step"], names(result, "failed")) == ("outer", [("inner", "failed")])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Its steps are sessions of their own, which its signal does not reach."""
+    said = tmp_path / "said"
+    os.mkfifo(said)
+    step = """
+import os, signal, sys
+sys.stdout = open(sys.argv[1], "w")
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "scripts")!r})
+from suites import __main__ as suites
+from suites.steps import Command
+suites.GATE = ("waits",)
+suites.SUITES = {{"waits": lambda: Command("waits", [sys.executable, "-c", {step!r}, {str(said)!r}])}}
+suites.main()
+"""
+    with subprocess.Popen([sys.executable, "-c", program, "gate"], stderr=subprocess.DEVNULL) as run:
+        with said.open() as words:  # end of file: nobody writes any more
+            pid = int(words.readline())
+            os.kill(pid, 0)
+            run.send_signal(number)
+            assert words.read() == ""
+    assert run.returncode
 
 
 def test_what_c_tests_say() -> None:
