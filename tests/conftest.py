@@ -3,7 +3,8 @@
 pytest                                                     on the embedded device
 pytest --device rxe0 --address 10.77.0.1 tests/verbs       on a device of the kernel, the same tests
 pytest --across 4                                          between two hosts, under scripts/two_hosts.py: the other
-                                                           processes of tests/streams and tests/verbs run on the other
+                                                           processes of tests/streams, tests/verbs and tests/tensors
+                                                           run on the other
 
 On a device of the kernel a skip is a claim about that device. `--expected-skips FILE` holds the suite to a list
 of them: a skip that is not in the list fails the run, and so does a line of the list whose test was not skipped.

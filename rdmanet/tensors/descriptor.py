@@ -175,6 +175,11 @@ def short(id_: bytes) -> str:
     return id_.hex()[:_HEX_SHOWN]
 
 
+def of_another(endpoint: bytes, expected: bytes) -> str:
+    """Why an endpoint is not the one that was meant."""
+    return f"endpoint {short(endpoint)}, and not {short(expected)}"
+
+
 def _decoded(data: Any, type_: type[_T], what: str, error: type[ValueError]) -> _T:
     try:
         size = memoryview(data).nbytes

@@ -6,7 +6,7 @@ Theory
 names a grant. `Served` looks it up, has a key made for this connection (`Grant.claim`), and puts the memory on offer on
 it, under the claim's number. `Dialled` keeps the offer, for all further operations by that grant, until the owner takes
 it back. A connection can have 256 offers, so of those that have not been used for long, it lets go when there are
-CLAIMS_MOST.
+CLAIMS_MOST. The owner counts an offer until it has taken it back, so claims wait while RETURNING_MOST are on that way.
 
 A list is executed at once as far as the device does that (_pyx/blocks.pxi); the task that awaits it lets the loop turn
 once, and every so often. What is left goes on by the completions, in turns with other lists.
@@ -32,7 +32,6 @@ from rdmanet.stream.bindings import State
 from rdmanet.stream.blocks import fast_path
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
-from rdmanet.tensors.descriptor import short
 from rdmanet.tensors.memory import SETTLE_S
 from rdmanet.tensors.messages import (
     VERSION,
@@ -56,7 +55,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rdmanet.tensors")
 
 CLAIMS_MOST: Final = 200
-"""What a connection keeps claimed. The owner counts also those that it has yet to end."""
+"""What a connection keeps claimed."""
+RETURNING_MOST: Final = 32
+"""What it has let go of, and the owner has yet to take back."""
 KEYS_MOST: Final = 1024
 """Keys of one connection that the owner is making, keeps, or has yet to end: many more than a peer of ours needs, which
 claims and lets go of no more than CLAIMS_MOST at a time."""
@@ -316,6 +317,8 @@ class Dialled(Link):
         self._claims: dict[bytes, _Claimed] = {}  # by the grant; the least recently used first
         self._numbers: dict[int, _Claimed] = {}
         self._last_number = 0
+        self._returning: set[OfferedMemory] = set()  # what was let go of, until the owner has taken it back
+        self._returned: asyncio.Future[None] = loop.create_future()  # one of them was
         self._active: dict[Blocks, Collection[OfferedMemory]] = {}
         self.fast: FastPath | None = None
         self.claims = 0
@@ -341,10 +344,12 @@ class Dialled(Link):
         :raises RdmaError: there are too many of one side or the other, or the owner cannot put it on offer
         :raises ConnectionResetError: the connection is lost
         """
-        claimed = self._claims.get(grant)
-        if claimed is None:
+        while (claimed := self._claims.get(grant)) is None:
             if self.lost.done():
                 raise self.lost_error()
+            if len(self._returning) >= RETURNING_MOST:
+                await asyncio.shield(self._returned)
+                continue
             self._make_room()
             self._last_number = (self._last_number + 1) & 0xFFFF_FFFF
             claimed = _Claimed(self._last_number, grant, self._loop.create_future())
@@ -383,6 +388,7 @@ class Dialled(Link):
         for claimed in self._claims.values():
             if claimed.remote is not None and not claimed.awaited and not claimed.remote.is_used:
                 self._forget(claimed)
+                self._returning.add(claimed.remote)
                 self.say(Release(claimed.number))
                 return
         raise RdmaError(
@@ -418,15 +424,22 @@ class Dialled(Link):
             claimed.answer.set_result(remote)
 
     def region_revoked(self, remote: OfferedMemory) -> None:
+        self._has_returned(remote)
         for claimed in [each for each in self._claims.values() if each.remote is remote]:
             self._forget(claimed)
         for blocks, remotes in list(self._active.items()):
             if any(each is remote for each in remotes):
                 blocks.stop(self.refusal(Why.ENDED))
 
+    def _has_returned(self, *remotes: OfferedMemory) -> None:
+        self._returning.difference_update(remotes)
+        self._returned.set_result(None)
+        self._returned = self._loop.create_future()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self.fast = None  # it refers to us
+        self._has_returned(*self._returning)
         claims, self._claims = self._claims, {}
         self._numbers.clear()
         for claimed in claims.values():
@@ -480,8 +493,3 @@ class Dialled(Link):
         if self.lost.done():
             raise self.lost_error()
         self.say(Notify(number, payload))
-
-
-def of_another(endpoint: bytes, expected: bytes) -> str:
-    """Why an endpoint is not the one that was meant."""
-    return f"endpoint {short(endpoint)}, and not {short(expected)}"

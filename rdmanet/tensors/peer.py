@@ -28,8 +28,8 @@ from rdmanet.errors import RegionRevokedError, shown
 from rdmanet.stream.blocks import new_list, numbers_of
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.tensors.arrays import bytes_of
-from rdmanet.tensors.descriptor import Address, Descriptor, DescriptorError, short
-from rdmanet.tensors.link import Dialled, of_another
+from rdmanet.tensors.descriptor import Address, Descriptor, DescriptorError, of_another, short
+from rdmanet.tensors.link import Dialled
 from rdmanet.tensors.messages import NOTIFICATION_BYTES_MOST
 from rdmanet.tensors.use import Use
 from rdmanet.transport import create_rdma_connection

@@ -18,7 +18,8 @@ from pathlib import Path
 from suites import c_tests
 from suites.steps import ROOT, Command, Parts, Pytest, Step
 
-USING_A_DEVICE = ("tests/verbs", "tests/streams", "tests/verbs_async")
+USING_A_DEVICE = ("tests/verbs", "tests/streams", "tests/verbs_async", "tests/tensors")
+WITH_OTHER_PROCESSES = ("tests/streams", "tests/verbs", "tests/tensors")
 QUICK = "not long"
 
 
@@ -141,7 +142,7 @@ def mode(name: str, variable: str, *options: str, marks: str = "") -> Step:
     return Pytest(name, USING_A_DEVICE, marks, options, environment={key: value})
 
 
-def two_hosts(name: str, *options: str, paths: tuple[str, ...] = ("tests/streams", "tests/verbs")) -> Step:
+def two_hosts(name: str, *options: str, paths: tuple[str, ...] = WITH_OTHER_PROCESSES) -> Step:
     """Half of the event loops by IPv4, the other half by IPv6."""
     prefix = (sys.executable, "scripts/two_hosts.py")
     if subprocess.run([*prefix, "true"], cwd=ROOT).returncode == 77:

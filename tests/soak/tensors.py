@@ -1,6 +1,7 @@
 """Transfers of random lists of blocks, many of them cancelled, late, revoked or cut off by a kill: is each byte right?
 
 usage: python -m tests.soak.tensors [--transfers 10000] [--seed N]
+       python scripts/two_hosts.py python -m tests.soak.tensors ...     the owners are on another host
 
 Two processes own memory (tensors_owner.py). Tasks of this one read and write random lists of blocks of it, each task a
 part of its own. What is compared:
@@ -25,7 +26,9 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+import os
 import random
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -41,13 +44,17 @@ TASKS = 8
 KILL_EVERY = 400  # transfers
 BLOCKS_MOST = 40
 GAP = 0xEE
+HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
+FAR = shlex.split(os.environ.get("RDMANET_TEST_FAR", ""))
 
 
 class Owner(AwaitedProcess):
     """A process that owns memory."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(sys.executable, "-m", "tests.soak.tensors_owner", seed, TASKS, cwd=ROOT)
+        host = os.environ.get("RDMANET_TEST_THERE", HOST).split()[0]
+        program = (sys.executable, "-m", "tests.soak.tensors_owner")
+        super().__init__(*FAR, *program, seed, TASKS, host, cwd=ROOT)
         self.text = text_of(seed)
         self.asking = asyncio.Lock()
         self.address = b""
@@ -221,7 +228,7 @@ class Part:
 
 
 async def soak(transfers: int, seed: int) -> Counter[str]:
-    async with tensors.open() as endpoint:
+    async with tensors.open(os.environ.get("RDMANET_TEST_HERE", HOST).split()[0]) as endpoint:
         running = Soak(endpoint, seed)
         await running.run(transfers)
     return running.done

@@ -18,14 +18,14 @@ def text_of(seed: int) -> bytes:
 
 
 async def main() -> None:
-    seed, slots = int(sys.argv[1]), int(sys.argv[2])
+    seed, slots, host = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     text, kept = (memoryview(rdmanet.alloc(nbytes)) for nbytes in (TEXT_BYTES, slots * SLOT_BYTES))
     text[:] = text_of(seed)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     grants: dict[int, tuple[bytes, bytes]] = {}
     async with (
-        tensors.open() as endpoint,
+        tensors.open(host) as endpoint,
         endpoint.register(text) as texts,
         endpoint.register(kept) as memory,
     ):

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 uvloop.new_event_loop().close()
 
 LIMIT_S = float(os.environ.get("RDMANET_TEST_LIMIT", 60))
-HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
@@ -38,15 +37,23 @@ def pytest_runtest_call(item):
         item.obj = limited(item.obj, LIMIT_S)
 
 
+@pytest.fixture(scope="session")
+def host() -> str:
+    """An address of the device under test, on this host."""
+    from places import HOST  # this file is read before the options that choose it
+
+    return HOST
+
+
 @pytest_asyncio.fixture
-async def owner() -> AsyncIterator[tensors.Endpoint]:
-    async with tensors.open(HOST) as endpoint:
+async def owner(host: str) -> AsyncIterator[tensors.Endpoint]:
+    async with tensors.open(host) as endpoint:
         yield endpoint
 
 
 @pytest_asyncio.fixture
-async def user() -> AsyncIterator[tensors.Endpoint]:
-    async with tensors.open(HOST) as endpoint:
+async def user(host: str) -> AsyncIterator[tensors.Endpoint]:
+    async with tensors.open(host) as endpoint:
         yield endpoint
 
 

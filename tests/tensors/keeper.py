@@ -4,6 +4,8 @@ import asyncio
 import json
 import sys
 
+from places import HOST
+
 import rdmanet
 from rdmanet import tensors
 
@@ -15,7 +17,7 @@ async def main() -> None:
     of = rdmanet.alloc if sys.argv[1:] == ["allocated"] else bytearray
     kept = memoryview(of(NBYTES + 100))[100:]
     kept[:] = b"k" * NBYTES
-    async with tensors.open() as endpoint, endpoint.register(kept) as memory:
+    async with tensors.open(HOST) as endpoint, endpoint.register(kept) as memory:
         facts = {
             "address": endpoint.address().hex(),
             "descriptor": memory.describe().hex(),

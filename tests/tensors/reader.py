@@ -4,12 +4,14 @@ import asyncio
 import json
 import sys
 
+from places import HOST
+
 from rdmanet import tensors
 
 
 async def main() -> None:
     facts = json.loads(sys.stdin.readline())
-    async with tensors.open() as endpoint:
+    async with tensors.open(HOST) as endpoint:
         peer = await endpoint.connect(bytes.fromhex(facts["address"]))
         descriptor = tensors.Descriptor.from_bytes(bytes.fromhex(facts["descriptor"]))
         mine = bytearray(descriptor.nbytes)

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import numpy
 import pytest
+from places import HOST
 
 import rdmanet
 from rdmanet import tensors
@@ -46,7 +47,7 @@ async def test_they_return_what_was_there(owner: tensors.Endpoint, peer: tensors
 
 async def test_many_at_once_lose_nothing(owner: tensors.Endpoint):
     kept = numbers(1)
-    async with owner.register(kept) as memory, tensors.open() as first, tensors.open() as second:
+    async with owner.register(kept) as memory, tensors.open(HOST) as first, tensors.open(HOST) as second:
         described = memory.describe(mode="a")
         peers = [await each.connect(owner.address()) for each in (first, second)]
         before = await asyncio.gather(
@@ -119,7 +120,7 @@ async def test_cancelling_and_revoking(owner: tensors.Endpoint, peer: tensors.Pe
 
 def test_without_a_loop():
     kept = numbers(2)
-    with blocking.open() as owner, owner.register(kept) as memory, blocking.open() as user:
+    with blocking.open(HOST) as owner, owner.register(kept) as memory, blocking.open(HOST) as user:
         peer = user.connect(owner.address())
         each = tensors.Descriptor.from_bytes(memory.describe(mode="a"))
         assert peer.fetch_and_add(each[1:], 7).wait(30) == 0

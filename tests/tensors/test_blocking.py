@@ -12,20 +12,17 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from places import ENVIRONMENT, HOST, script
 
 import rdmanet
 from rdmanet import tensors
 from rdmanet.tensors import blocking
 from tests.support.processes import Process
 
-HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
-HOST = os.environ.get("RDMANET_TEST_HOST", "127.0.0.1")
 MIB = 1 << 20
 LONG_S = 30
 
@@ -110,7 +107,7 @@ def test_wrong_arguments_are_the_transfer_s(owner: blocking.Endpoint, peer: bloc
 @contextlib.contextmanager
 def unanswered(user: blocking.Endpoint) -> Iterator[blocking.Transfer[None]]:
     """A read that its peer, which is stopped, does not let begin."""
-    with Process(sys.executable, HERE / "keeper.py", env=ENVIRONMENT) as keeper:
+    with Process(*script("keeper.py"), env=ENVIRONMENT) as keeper:
         facts = keeper.hear()
         peer = user.connect(bytes.fromhex(facts["address"]))
         keeper.stop()
@@ -228,7 +225,7 @@ def test_an_owner_that_computes_answers(owner: blocking.Endpoint):
     """Here nothing of its own runs but this test."""
     with owner.register(bytearray(b"text")) as memory:
         facts = {"address": owner.address().hex(), "descriptor": memory.describe().hex()}
-        with Process(sys.executable, HERE / "reader.py", env=ENVIRONMENT) as reader:
+        with Process(*script("reader.py"), env=ENVIRONMENT) as reader:
             reader.tell(**facts)
             deadline = time.monotonic() + LONG_S
             while not memory._memory.held():  # in this thread, without a call
@@ -407,7 +404,7 @@ def test_the_interpreter_s_exit(ending: str):
 import atexit, sys, threading
 atexit.register(lambda: print(len(threading.enumerate()), "thread", flush=True))
 from rdmanet.tensors import blocking  # whose end comes first
-endpoint = blocking.open()
+endpoint = blocking.open({HOST!r})
 memory = endpoint.register(bytearray(4))
 mine = bytearray(4)
 endpoint.connect(endpoint.address()).read(memory.describe(), into=mine).wait()

@@ -2,14 +2,12 @@
 
 import asyncio
 import gc
-import os
 import signal
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from places import ENVIRONMENT, HOST, script
 
 import rdmanet
 from rdmanet import tensors
@@ -18,8 +16,6 @@ from rdmanet.tensors.link import Dialled, Served
 from tests.support.processes import AwaitedProcess
 from tests.support.waiting import begin, loop_turns, until_seen
 
-HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
 MIB = 1 << 20
 
 
@@ -277,7 +273,7 @@ async def test_memory_that_was_registered_read_only(
 
 
 async def test_a_closed_endpoint_refuses(owner: tensors.Endpoint):
-    async with tensors.open() as user:
+    async with tensors.open(HOST) as user:
         peer = await user.connect(owner.address())
     async with owner.register(bytearray(4)) as memory:
         with pytest.raises(ValueError, match=r"^<Peer .*, closed> is closed$"):
@@ -306,13 +302,13 @@ async def test_a_peer_is_closed_while_it_connects(
 
 
 async def test_an_endpoint_that_was_started_anew_is_another():
-    async with tensors.open() as owner:
+    async with tensors.open(HOST) as owner:
         address = owner.address()
         port = tensors.Address.from_bytes(address).port
-    async with tensors.open() as user:
+    async with tensors.open(HOST) as user:
         with pytest.raises(OSError):
             await user.connect(address)
-        async with tensors.open(port=port):
+        async with tensors.open(HOST, port):
             with pytest.raises(
                 ConnectionRefusedError, match="it was started anew; ask for its address again"
             ):
@@ -323,7 +319,7 @@ async def test_an_endpoint_that_was_started_anew_is_another():
 async def test_peers_that_have_ended_are_forgotten(user: tensors.Endpoint):
     """Those that the program has no more."""
     for _ in range(5):
-        async with tensors.open() as owner:
+        async with tensors.open(HOST) as owner:
             peer = await user.connect(owner.address())
             assert await user.connect(owner.address()) is peer
             del peer
@@ -366,7 +362,7 @@ async def test_a_peer_that_has_memory_is_gone(owner: tensors.Endpoint, end: str)
     """What it has of the memory ends, whatever it does."""
     theirs = bytearray(b"text")
     async with owner.register(theirs) as memory:
-        with AwaitedProcess(sys.executable, HERE / "reader.py", env=ENVIRONMENT) as reader:
+        with AwaitedProcess(*script("reader.py"), env=ENVIRONMENT) as reader:
             reader.tell(address=owner.address().hex(), descriptor=memory.describe().hex())
             assert await reader.line() == "text"
             assert len(memory.held()) == 1
@@ -383,7 +379,7 @@ async def test_a_peer_that_has_memory_is_gone(owner: tensors.Endpoint, end: str)
 
 
 async def test_an_owner_that_is_killed(user: tensors.Endpoint):
-    with AwaitedProcess(sys.executable, HERE / "keeper.py", env=ENVIRONMENT) as keeper:
+    with AwaitedProcess(*script("keeper.py"), env=ENVIRONMENT) as keeper:
         facts = await keeper.hear()
         peer = await user.connect(bytes.fromhex(facts["address"]))
         described, mine = bytes.fromhex(facts["descriptor"]), bytearray(facts["nbytes"])

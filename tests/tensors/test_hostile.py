@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from places import HOST
 
 import rdmanet
 from rdmanet import tensors
@@ -69,7 +70,7 @@ async def test_another_endpoints_descriptor(
 
 async def test_a_descriptor_that_is_used_after_its_end(owner: tensors.Endpoint, user: tensors.Endpoint):
     """By one who has never used it, by one who has, and when the same memory is granted again."""
-    async with owner.register(bytearray(4)) as memory, tensors.open() as late:
+    async with owner.register(bytearray(4)) as memory, tensors.open(HOST) as late:
         peer, other = await user.connect(owner.address()), await late.connect(owner.address())
         old = memory.describe()
         await peer.read(old, into=bytearray(4))
@@ -191,7 +192,7 @@ async def test_an_owner_of_another_version(
 
     monkeypatch.setattr(Served, "connection_made", connection_made)
     monkeypatch.setattr(Served, "_greeted", greeted)
-    async with tensors.open() as endpoint:
+    async with tensors.open(HOST) as endpoint:
         with pytest.raises(ConnectionResetError, match="speaks version 2 of this protocol, and not 1"):
             await endpoint.connect(owner.address())
     assert "the peer speaks version 2 of this protocol, and not 1" in caplog.text
@@ -329,12 +330,10 @@ async def test_an_owner_that_answers_otherwise(user: tensors.Endpoint, caplog: p
             self.say(Refused(message.number, Why.FAILED) if spared else Claim(1, ID))
 
     spared = [True]
-    server = await rdmanet.start_rdma_server(
-        lambda: Liar(loop, ID, {}, lambda *_: None, set()), "127.0.0.1", 0
-    )
+    server = await rdmanet.start_rdma_server(lambda: Liar(loop, ID, {}, lambda *_: None, set()), HOST, 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        peer = await user.connect(tensors.Address(1, ID, "127.0.0.1", port))
+        peer = await user.connect(tensors.Address(1, ID, HOST, port))
         described = tensors.Descriptor(1, ID, bytes(16), "r", 0, 4)
         with pytest.raises(rdmanet.RdmaError, match="cannot put this memory on offer; its log says why"):
             await peer.read(described, into=bytearray(4))

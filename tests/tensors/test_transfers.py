@@ -1,22 +1,19 @@
 """Reads and writes of another endpoint's memory: the bytes, what is refused before it begins, and notifications."""
 
 import asyncio
-import os
 import random
-import sys
-from pathlib import Path
 
 import numpy
 import pytest
+from places import ENVIRONMENT, HOST, IS_FAR, script
 
 import rdmanet
 from rdmanet import tensors
 from rdmanet.tensors import endpoint, link
+from rdmanet.tensors.messages import Message, Release
 from tests.support.processes import AwaitedProcess
-from tests.support.waiting import begin, until_seen
+from tests.support.waiting import begin, loop_turns, until_seen
 
-HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
 MIB = 1 << 20
 KIB = 1 << 10
 
@@ -177,6 +174,69 @@ async def test_many_grants_by_turns(owner: tensors.Endpoint, peer: tensors.Peer)
     assert peer.statistics()["connections"] == 1
 
 
+async def test_what_was_let_go_of_counts_until_the_owner_has_it_back(
+    owner: tensors.Endpoint, peer: tensors.Peer, monkeypatch: pytest.MonkeyPatch
+):
+    """An owner that is slow, or far away, is not asked for more than a connection can have."""
+    monkeypatch.setattr(link, "CLAIMS_MOST", 20)
+    monkeypatch.setattr(link, "RETURNING_MOST", 5)
+    late: list[tuple[link.Served, Release]] = []
+    handle = link.Served.handle
+
+    def slow(self: link.Served, message: Message) -> None:
+        if isinstance(message, Release):
+            late.append((self, message))
+        else:
+            handle(self, message)
+
+    monkeypatch.setattr(link.Served, "handle", slow)
+    theirs = bytearray(random.Random(6).randbytes(100))
+    async with owner.register(theirs) as memory:
+        described = [memory.describe(slice(at, at + 1)) for at in range(100)]
+        at_once = asyncio.Semaphore(10)
+
+        async def read(at: int) -> bytes:
+            async with at_once:
+                mine = bytearray(1)
+                await peer.read(described[at], into=mine)
+                return mine
+
+        reading = asyncio.gather(*map(read, range(100)))
+        await until_seen(lambda: len(late) == 5)
+        await loop_turns(50)
+        assert len(late) == 5 and len(memory.held()) == 25
+        while not reading.done():
+            for served, release in late:
+                handle(served, release)
+            late.clear()
+            await asyncio.sleep(0)
+            assert len(memory.held()) <= 20 + 2 * 5
+        assert b"".join(await reading) == theirs
+    assert peer.statistics()["connections"] == 1
+
+
+async def test_who_waits_for_room_is_told_of_the_connection_s_end(
+    owner: tensors.Endpoint, peer: tensors.Peer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(link, "CLAIMS_MOST", 1)
+    monkeypatch.setattr(link, "RETURNING_MOST", 1)
+    handle = link.Served.handle
+    monkeypatch.setattr(
+        link.Served, "handle", lambda self, message: isinstance(message, Release) or handle(self, message)
+    )
+    async with owner.register(bytearray(3)) as memory:
+        described = [memory.describe(slice(at, at + 1)) for at in range(3)]
+        await peer.read(described[0], bytearray(1))
+        await peer.read(described[1], bytearray(1))
+        waiting = await begin(*(peer.read(described[2], bytearray(1)) for _ in range(2)))
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        assert waiting[0].cancelled() and not waiting[1].done()
+        peer._link.transport.abort()
+        with pytest.raises(ConnectionResetError):
+            await waiting[1]
+
+
 async def test_rows(owner: tensors.Endpoint, peer: tensors.Peer):
     table = numpy.random.default_rng(7).random((500, 16), "f4")
     indices = numpy.random.default_rng(8).integers(0, 500, 1000)
@@ -260,7 +320,7 @@ async def test_nobody_takes_the_notifications(
 
 
 async def test_notifications_end_with_the_endpoint():
-    async with tensors.open() as endpoint:
+    async with tensors.open(HOST) as endpoint:
         notifications = endpoint.notifications()
         (waiting,) = await begin(anext(notifications))
     with pytest.raises(StopAsyncIteration):
@@ -339,11 +399,12 @@ async def test_one_connection_for_all_who_ask(owner: tensors.Endpoint, user: ten
     assert len(owner._links) == 1
 
 
+@pytest.mark.skipif(IS_FAR, reason="it is not reached by memory")
 @pytest.mark.embedded_only("it alone counts bytes by their way")
 @pytest.mark.parametrize(("kind", "way"), [("plain", "bytes_cma"), ("allocated", "bytes_mapped")])
 async def test_how_the_device_reaches_them(user: tensors.Endpoint, kind: str, way: str):
     """Memory of alloc() is mapped: a READ of it is no system call."""
-    with AwaitedProcess(sys.executable, HERE / "keeper.py", kind, env=ENVIRONMENT) as keeper:
+    with AwaitedProcess(*script("keeper.py", kind), env=ENVIRONMENT) as keeper:
         facts = await keeper.hear()
         peer = await user.connect(bytes.fromhex(facts["address"]))
         assert peer._link is not None
