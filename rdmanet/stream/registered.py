@@ -51,11 +51,10 @@ class RegisteredMemory(Closable):
         :raises BufferError: it is not contiguous
         :raises OSError: it cannot be registered
         """
-        view = self._memory()
+        self._memory()
         region = self._regions.get(pd)
         if region is None:
-            access = AccessFlags.MW_BIND if view.readonly else AccessFlags.MW_BIND | AccessFlags.LOCAL_WRITE
-            region = self._regions[pd] = region_for_peers(pd, view, access)
+            region = self._regions[pd] = self._made_in(pd)
         return region
 
     def close(self) -> None:
@@ -70,6 +69,11 @@ class RegisteredMemory(Closable):
             self._view.release()
             self._view = None
 
+    def _made_in(self, pd: PD) -> MR:
+        view = self._memory()
+        access = AccessFlags.MW_BIND if view.readonly else AccessFlags.MW_BIND | AccessFlags.LOCAL_WRITE
+        return region_for_peers(pd, view, access)
+
     def _memory(self) -> memoryview:
         if self._view is None:
             raise ValueError("this RegisteredMemory is closed")
@@ -80,4 +84,4 @@ class RegisteredMemory(Closable):
             return "<RegisteredMemory closed>"
         offers = self.offers()
         told = f"; on offer to {len(offers)}" if offers else ""
-        return f"<RegisteredMemory of {self._view.nbytes} bytes in {len(self._regions)} protection domains{told}>"
+        return f"<RegisteredMemory of {self.length} bytes in {len(self._regions)} protection domains{told}>"

@@ -24,6 +24,7 @@ a program has of its own, `Memory` what others may use, a `Peer` what it uses of
 """
 
 from rdmanet.tensors.descriptor import Address, AddressError, Descriptor, DescriptorError
+from rdmanet.tensors.dmabuf import DmaBuf
 from rdmanet.tensors.endpoint import Endpoint
 from rdmanet.tensors.endpoint import open_endpoint as open
 from rdmanet.tensors.link import Notification
@@ -35,6 +36,7 @@ __all__ = [
     "AddressError",
     "Descriptor",
     "DescriptorError",
+    "DmaBuf",
     "Endpoint",
     "Memory",
     "Notification",

@@ -2,16 +2,19 @@
 
 An array is anything with the buffer protocol, ``__array_interface__`` or ``__dlpack__`` (of memory that the processor
 reaches): NumPy's, ``bytearray``, ``rdmanet.alloc()``, tensors of PyTorch. One request reaches contiguous memory, so an
-array that is not C-contiguous is refused: a copy would not be the caller's array. NumPy is imported for those alone
-that have no buffer protocol.
+array that is not C-contiguous is refused: a copy would not be the caller's array. One in the memory of a GPU is
+refused, too (dmabuf.py). NumPy is imported for those alone that have no buffer protocol.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Final
 
 from rdmanet.errors import shown
+
+# Kinds of memory that the processor does not reach, by their numbers in DLPack.
+_ELSEWHERE: Final = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 14: "oneAPI"}
 
 
 def bytes_of(array: Any, call: str, *, writable: bool) -> memoryview:
@@ -63,8 +66,20 @@ def _view_of(array: Any, call: str) -> memoryview:
     return memoryview(taken.reshape(-1).view("u1"))
 
 
+def _refuse_other_devices(array: Any, call: str) -> None:
+    where = "CUDA" if hasattr(array, "__cuda_array_interface__") else None
+    if where is None and hasattr(array, "__dlpack_device__"):
+        where = _ELSEWHERE.get(int(array.__dlpack_device__()[0]))
+    if where is not None:
+        raise TypeError(
+            f"{call}: {type(array).__name__!r} is in a GPU's memory ({where}), which the processor does not reach:"
+            " copy it to the processor's memory, or register a tensors.DmaBuf of it for peers"
+        )
+
+
 def _taken(array: Any, call: str) -> Any:
     """What has the memory of an array, as one of NumPy's."""
+    _refuse_other_devices(array, call)
     if not hasattr(array, "__array_interface__") and not hasattr(array, "__dlpack__"):
         raise TypeError(f"{call}: {type(array).__name__!r} is no array, and has no buffer")
     numpy = importlib.import_module("numpy")

@@ -94,6 +94,7 @@ class Endpoint:
         self._grants: dict[bytes, Grant] = {}
         self._memories: list[Memory] = []  # in the order of their addresses,
         self._addresses: list[int] = []  # which are these
+        self._beside: set[Memory] = set()  # those that operations of our own do not reach
         self._notifications = Notifications()
         self._is_closed = False
 
@@ -116,19 +117,26 @@ class Endpoint:
         It is registered with each device when it is used there first, until `Memory.close`. Meanwhile it cannot be
         resized. Memory of ``rdmanet.alloc()`` is the fastest where peers share this host: they map it.
 
-        :param array: of NumPy, a tensor of PyTorch that is in the processor's memory, or any other buffer
-        :raises TypeError: it is no array
+        :param array: of NumPy, a tensor of PyTorch that is in the processor's memory, or any other buffer; or a
+            `DmaBuf` of another device's memory, which is for peers alone
+        :raises TypeError: it is no array, or one in a GPU's memory
         :raises BufferError: it is not C-contiguous
         :raises ValueError: it has no bytes, or the endpoint is closed
         """
         self._check_open()
         memory = Memory(array, self._id, self._grants, self._loop, self._forget)
+        if memory.address is None:
+            self._beside.add(memory)
+            return memory
         at = bisect.bisect(self._addresses, memory.address)
         self._addresses.insert(at, memory.address)
         self._memories.insert(at, memory)
         return memory
 
     def _forget(self, memory: Memory) -> None:
+        if memory.address is None:
+            self._beside.discard(memory)
+            return
         at = self._memories.index(memory)
         del self._memories[at], self._addresses[at]
 
@@ -210,7 +218,7 @@ class Endpoint:
         self._notifications.end()
         for peer in list(self._peers.values()):
             await peer.close()
-        await asyncio.gather(*(memory.close() for memory in list(self._memories)))
+        await asyncio.gather(*(memory.close() for memory in [*self._memories, *self._beside]))
         for link in list(self._links):
             link.transport.abort()
             await asyncio.shield(link.lost)

@@ -18,16 +18,19 @@ a device that finds it gone meanwhile ends the connection. Those that have not e
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import secrets
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from rdmanet._core import AccessFlags, address_of
 from rdmanet.errors import shown
+from rdmanet.stream.bindings import has_windows
 from rdmanet.stream.options import REVOKE_TIMEOUT_S
 from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.tensors.arrays import bytes_of, dtype_and_shape
 from rdmanet.tensors.descriptor import ID_BYTES, VERSION, Descriptor, Mode
+from rdmanet.tensors.dmabuf import DmaBuf, RegisteredDmaBuf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +84,11 @@ class Grant:
         if "a" in self.mode:
             regions.check_atomics("describe()")
         registered = self.memory.registered
+        if isinstance(registered, RegisteredDmaBuf) and not has_windows(regions.engine):
+            raise OSError(
+                errno.EOPNOTSUPP,
+                "this device has no memory windows that confine a peer, and a dma-buf cannot be granted without",
+            )
         binding = regions.bind(registered, RIGHTS[self.mode], REVOKE_TIMEOUT_S, self._offset, self._nbytes)
         self._keys[binding] = regions
         binding.over.add_done_callback(lambda _: self._keys.pop(binding, None))
@@ -129,19 +137,25 @@ class Memory:
         loop: asyncio.AbstractEventLoop,
         on_close: Callable[[Memory], None],
     ) -> None:
-        self.dtype: str | None
-        self.shape: tuple[int, ...] | None
-        self.dtype, self.shape = dtype_and_shape(array, "register()")
-        view = bytes_of(array, "register()", writable=False)
-        if not view.nbytes:
-            raise ValueError("register(): the array has no bytes")
-        self.nbytes = view.nbytes
-        self.registered = RegisteredMemory(view)
-        self.address = address_of(view)
+        self.dtype: str | None = None
+        self.shape: tuple[int, ...] | None = None
+        self.address: int | None = None  # None: operations of our own do not reach it
+        self.is_readonly = False
+        if isinstance(array, DmaBuf):
+            self.nbytes = array.nbytes
+            self.registered: RegisteredMemory = RegisteredDmaBuf(array)
+        else:
+            self.dtype, self.shape = dtype_and_shape(array, "register()")
+            view = bytes_of(array, "register()", writable=False)
+            if not view.nbytes:
+                raise ValueError("register(): the array has no bytes")
+            self.nbytes = view.nbytes
+            self.registered = RegisteredMemory(view)
+            self.address = address_of(view)
+            self.is_readonly = view.readonly
         self.grants = grants
         self.ending: dict[bytes, Grant] = {}  # that nobody can claim any more, while there are keys of theirs
         self.loop = loop
-        self.is_readonly = view.readonly
         self._endpoint = endpoint
         self._on_close = on_close
         self._uses: set[Use] = set()
@@ -153,7 +167,7 @@ class Memory:
 
     def serves(self, address: int, nbytes: int, writable: bool) -> bool:
         """Whether its registration is for these bytes, and lets a device write to them."""
-        if self.is_closed or (writable and self.is_readonly):
+        if self.is_closed or self.address is None or (writable and self.is_readonly):
             return False
         return self.address <= address and address + nbytes <= self.address + self.nbytes
 
