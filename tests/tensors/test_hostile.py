@@ -12,6 +12,7 @@ from places import HOST
 
 import rdmanet
 from rdmanet import tensors
+from rdmanet.credit import OtherVersionError
 from rdmanet.errors import ProtocolError
 from rdmanet.stream.bindings import Binding
 from rdmanet.stream.rdma_transport import RdmaTransport
@@ -118,7 +119,8 @@ class Stranger(asyncio.Protocol):
 
     def __init__(self, *words: bytes) -> None:
         self.words = words
-        self.heard = bytearray()
+        self.heard: list[messages.Message] = []
+        self.framer = messages.Framer()
         self.offers: list[str] = []
         self.lost = asyncio.get_running_loop().create_future()
 
@@ -128,7 +130,7 @@ class Stranger(asyncio.Protocol):
             transport.write(word)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
-        self.heard += data
+        self.heard += self.framer.feed(data)
 
     def region_offered(self, remote: rdmanet.OfferedMemory) -> None:
         self.offers.append(remote.name)
@@ -140,7 +142,8 @@ class Stranger(asyncio.Protocol):
         return self.transport.get_extra_info("sockname")
 
     def answers(self) -> list[messages.Message]:
-        return list(messages.Framer().feed(bytes(self.heard)))
+        """What it has heard, from the Hello on."""
+        return self.heard
 
 
 async def stranger(endpoint: tensors.Endpoint, *words: bytes) -> Stranger:
@@ -188,7 +191,7 @@ async def test_an_owner_of_another_version(
 
     def greeted(self: Served, message: messages.Message) -> None:
         assert isinstance(message, Hello)
-        raise ProtocolError(f"the peer speaks version {message.version} of this protocol, and not 2")
+        raise OtherVersionError(f"the peer speaks version {message.version} of this protocol, and not 2")
 
     monkeypatch.setattr(Served, "connection_made", connection_made)
     monkeypatch.setattr(Served, "_greeted", greeted)
@@ -240,7 +243,10 @@ async def test_claims_that_are_let_go_of_at_once(owner: tensors.Endpoint, monkey
     monkeypatch.setattr(Regions, "bind", counted)
     async with owner.register(bytearray(4)) as memory:
         grant = tensors.Descriptor.from_bytes(memory.describe()).grant
-        pairs = [packed(Claim(number % 7, grant)) + packed(Release(number % 7)) for number in range(3000)]
+        pairs = [
+            packed(Claim(number % 7, grant)) + packed(Release(number % 7))
+            for number in range(KEYS_MOST + 100)
+        ]
         one = await stranger(owner, HELLO, *pairs, packed(Claim(7, ID)))
         await until_seen(lambda: Refused(7, Why.ENDED) in one.answers())
         await until_seen(lambda: not memory.held())

@@ -401,6 +401,7 @@ async def test_one_connection_for_all_who_ask(owner: tensors.Endpoint, user: ten
 
 @pytest.mark.skipif(IS_FAR, reason="it is not reached by memory")
 @pytest.mark.embedded_only("it alone counts bytes by their way")
+@pytest.mark.not_on_iwarp("has no memory windows, and memory that is registered again is not mapped")
 @pytest.mark.parametrize(("kind", "way"), [("plain", "bytes_cma"), ("allocated", "bytes_mapped")])
 async def test_how_the_device_reaches_them(user: tensors.Endpoint, kind: str, way: str):
     """Memory of alloc() is mapped: a READ of it is no system call."""
