@@ -25,7 +25,7 @@ modules := $(wildcard rdmanet/*.py rdmanet/*/*.py rdmanet/*/*/*.py rdmanet/*/*/*
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-perftest bench-watching figures bench-connecting bench-starting bench-storm bench-growing bench-falling-back bench-rpc bench-libraries bench-peers bench-proxy bench-ray count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines frameworks
+.PHONY: help setup lock demo test litmus test-all gate gate-steps matrix steady test-netns test-kernel check lint bench bench-quick bench-crowd bench-hosts bench-thinking bench-blocking bench-arrays bench-perftest bench-watching figures bench-connecting bench-starting bench-storm bench-growing bench-falling-back bench-rpc bench-libraries bench-peers bench-proxy bench-ray bench-dask count test-c test-asan fuzz stress soak foreign foreign-quick libraries proxy-servers pyverbs build wheel wheels sdist clean distclean prerequisites docs look engines frameworks
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1\t\2/p' Makefile | expand -t 24
@@ -210,6 +210,9 @@ build/frameworks/.done: requirements/frameworks.txt $(VENV)/.run
 
 bench-ray: build build/frameworks/.done ## compare an array between two of Ray's actors by RDMA and by its object store
 	@PYTHONPATH=$(CURDIR) build/frameworks/bin/python -m benchmarks.ray_arrays $(ARGS)
+
+bench-dask: build build/frameworks/.done ## compare arrays that Dask moves by RDMA with the same over TCP
+	@PYTHONPATH=$(CURDIR) build/frameworks/bin/python -m benchmarks.dask_arrays $(ARGS)
 
 frameworks: build build/frameworks/.done ## try Dask and Ray over rdmanet
 	@build/frameworks/bin/python -m pytest -c tests/frameworks/pytest.ini --confcutdir tests/frameworks tests/frameworks $(ARGS)

@@ -8,10 +8,17 @@ All actors are on one node, and take turns:
     the object store   Ray's own way: one copy into shared memory, by several threads, which readers map
     nothing            Ray's direct transport with a transport that moves nothing: what Ray itself takes for an object
 
-The last one is the least that any direct transport can take. The CPU time is that of both actors and of the driver.
+The last one is the least that any direct transport can take. Where torch is installed, its tensors as well:
+
+    RDMANET, of torch  as RDMANET
+    GLOO               Ray's own transport for tensors in the processor's memory: by TCP, and both actors take part
+
+The CPU time is that of both actors and of the driver.
 """
 
 import argparse
+import importlib
+import importlib.util
 import os
 import resource
 import statistics
@@ -32,6 +39,8 @@ from rdmanet.frameworks.ray import register
 
 WARM_UP = 5
 RDMA, STORE, NOTHING = "RDMANET", "the object store", "nothing"
+RDMA_TORCH, GLOO = f"{RDMA}_TORCH", "GLOO"
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 class Nothing(TensorTransportManager):  # type: ignore[misc]
@@ -118,10 +127,35 @@ class NothingActor(Actor):
         return self._array
 
 
+class TorchActor(Actor):
+    def __init__(self, nbytes: int) -> None:
+        torch = importlib.import_module("torch")
+        self._array = torch.ones(nbytes, dtype=torch.uint8)
+
+
+@ray.remote(num_cpus=0, enable_tensor_transport=True)
+class RdmaTorchActor(TorchActor):
+    @ray.method(tensor_transport=RDMA_TORCH if HAS_TORCH else None)
+    def array(self) -> Any:
+        return self._array
+
+
+@ray.remote(num_cpus=0, enable_tensor_transport=True)
+class GlooActor(TorchActor):
+    @ray.method(tensor_transport=GLOO if HAS_TORCH else None)
+    def array(self) -> Any:
+        return self._array
+
+
 def measured(nbytes: int, turns: int) -> dict[str, tuple[list[float], float]]:
     """By kind: the seconds of each turn, and the CPU seconds of one."""
-    kinds = {RDMA: RdmaActor, STORE: StoreActor, NOTHING: NothingActor}
+    kinds: dict[str, Any] = {RDMA: RdmaActor, STORE: StoreActor, NOTHING: NothingActor}
+    if HAS_TORCH:
+        kinds |= {RDMA_TORCH: RdmaTorchActor, GLOO: GlooActor}
     pairs: dict[str, Any] = {name: (kind.remote(nbytes), kind.remote(1)) for name, kind in kinds.items()}
+    if HAS_TORCH:
+        collective = importlib.import_module("ray.experimental.collective")
+        collective.create_collective_group(list(pairs[GLOO]), backend="gloo")
     seconds: dict[str, list[float]] = {name: [] for name in pairs}
     cpu_s = dict.fromkeys(pairs, 0.0)
     for turn in range(-WARM_UP, turns):
