@@ -1,5 +1,6 @@
 """Each line of docs/developers/message.md is in the function that the page names; the glossary names files."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -52,3 +53,15 @@ def test_the_files_of_the_glossary_are_there() -> None:
     assert not [
         file for file in files if not (ROOT / "rdmanet" / file).exists() and not (ROOT / file).exists()
     ]
+
+
+def test_what_is_said_to_be_public_exists():
+    """The statement of compatibility named lists that no module has."""
+    page = (ROOT / "docs" / "developers" / "releasing.md").read_text()
+    said = page.partition("## Versions")[2].partition("## ")[0]
+    names = set(re.findall(r"`rdmanet((?:\.\w+)+)(?:\(\))?`", said))
+    assert len(names) >= 5
+    for name in names:
+        *inside, last = name[1:].split(".")
+        module = importlib.import_module(".".join(["rdmanet", *inside]))
+        assert hasattr(module, last) or importlib.util.find_spec(f"rdmanet{name}"), name
