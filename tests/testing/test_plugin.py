@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "testing.md"
 EXAMPLES = dict(re.findall(r"```python\n# (test_\w+\.py)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL))
 
+[CONFTEST] = re.findall(r"```\w+\n((?:[^`]*\n)?clock = (?:.*?))```", DOCUMENT.read_text(), re.DOTALL)
+
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
@@ -40,6 +42,26 @@ def installed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     (info / "entry_points.txt").write_text(f"[pytest11]\n{name} = {module}\n")
     monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT}")
     return lambda *arguments: pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_pytest_asyncio_by_a_clock(run, pytester: pytest.Pytester) -> None:
+    """By the conftest.py of the page, as it is there."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile("""
+        import asyncio
+
+        import conftest
+        import pytest
+
+        @pytest.mark.asyncio
+        async def test_an_hour():
+            begun = asyncio.get_running_loop().time()
+            hour = asyncio.ensure_future(asyncio.sleep(3600))
+            await conftest.clock.advance(3600)
+            await hour
+            assert asyncio.get_running_loop().time() - begun == 3600
+    """)
+    run("-p", "pytest_asyncio.plugin", "-o", "asyncio_default_fixture_loop_scope=function").assert_outcomes(passed=1)
 
 
 def test_it_is_loaded_once(pytester, installed) -> None:
