@@ -61,7 +61,9 @@ def test_pytest_asyncio_by_a_clock(run, pytester: pytest.Pytester) -> None:
             await hour
             assert asyncio.get_running_loop().time() - begun == 3600
     """)
-    run("-p", "pytest_asyncio.plugin", "-o", "asyncio_default_fixture_loop_scope=function").assert_outcomes(passed=1)
+    run("-p", "pytest_asyncio.plugin", "-o", "asyncio_default_fixture_loop_scope=function").assert_outcomes(
+        passed=1
+    )
 
 
 def test_it_is_loaded_once(pytester, installed) -> None:
