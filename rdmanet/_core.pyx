@@ -78,6 +78,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
         "that: then Python switches the lock on when rdmanet is imported")
 
 include "_pyx/late.pxi"          # names that are made when they are first used
+include "_pyx/enums.pxi"         # the enumerations
 include "_pyx/errors.pxi"        # return codes to exceptions
 include "_pyx/record.pxi"        # the dataclasses among the verbs' structures
 include "_pyx/wrid.pxi"          # to whom a completion belongs: the layouts of wr_id
@@ -165,6 +166,7 @@ include "_pyx/histogram.pxi"     # counts of times, for percentiles
 include "_pyx/traffic.pxi"       # traffic that is measured: loops in C
 include "_pyx/cacheline.pxi"     # how far apart two CPUs are
 
-for name in makers:
-    del globals()[name]     # the function: see late.pxi
-del name
+for name, maker in makers.items():
+    if maker.__name__ == name:
+        del globals()[name]     # the function: see late.pxi
+del name, maker

@@ -37,7 +37,6 @@ EXCUSED: dict[str, set[str]] = {
     "counters": {"library"},
     "library": {"device"},
     "memory": {"workrequest"},
-    "window": {"workrequest"},
     "workrequest": {"bufferpool"},
     "inflight": {"awaited", "operation"},
     "completion": {"collecting", "queuepair", "srq"},

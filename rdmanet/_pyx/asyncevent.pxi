@@ -2,34 +2,6 @@
 
 
 @_late
-def EventType():
-    class EventType(enum.IntEnum):
-        """Asynchronous events of a device."""
-        CQ_ERR = verbs.IBV_EVENT_CQ_ERR
-        QP_FATAL = verbs.IBV_EVENT_QP_FATAL
-        QP_REQ_ERR = verbs.IBV_EVENT_QP_REQ_ERR
-        QP_ACCESS_ERR = verbs.IBV_EVENT_QP_ACCESS_ERR
-        COMM_EST = verbs.IBV_EVENT_COMM_EST
-        SQ_DRAINED = verbs.IBV_EVENT_SQ_DRAINED
-        PATH_MIG = verbs.IBV_EVENT_PATH_MIG
-        PATH_MIG_ERR = verbs.IBV_EVENT_PATH_MIG_ERR
-        DEVICE_FATAL = verbs.IBV_EVENT_DEVICE_FATAL
-        PORT_ACTIVE = verbs.IBV_EVENT_PORT_ACTIVE
-        PORT_ERR = verbs.IBV_EVENT_PORT_ERR
-        LID_CHANGE = verbs.IBV_EVENT_LID_CHANGE
-        PKEY_CHANGE = verbs.IBV_EVENT_PKEY_CHANGE
-        SM_CHANGE = verbs.IBV_EVENT_SM_CHANGE
-        SRQ_ERR = verbs.IBV_EVENT_SRQ_ERR
-        SRQ_LIMIT_REACHED = verbs.IBV_EVENT_SRQ_LIMIT_REACHED
-        QP_LAST_WQE_REACHED = verbs.IBV_EVENT_QP_LAST_WQE_REACHED
-        CLIENT_REREGISTER = verbs.IBV_EVENT_CLIENT_REREGISTER
-        GID_CHANGE = verbs.IBV_EVENT_GID_CHANGE
-        WQ_FATAL = verbs.IBV_EVENT_WQ_FATAL
-        DEVICE_SPEED_CHANGE = verbs.IBV_EVENT_DEVICE_SPEED_CHANGE
-    return EventType
-
-
-@_late
 def AsyncEvent():
     class AsyncEvent(_FrozenRecord):
         """An asynchronous event: what happened, and to which object; see ibv_get_async_event(3).

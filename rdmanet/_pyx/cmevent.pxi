@@ -7,39 +7,7 @@
 # brings a new one. What fails has an exception: CMEvent.error().
 
 
-class CMEventType(enum.IntEnum):
-    """What happened to an identifier."""
-    ADDR_RESOLVED = verbs.RDMA_CM_EVENT_ADDR_RESOLVED
-    ADDR_ERROR = verbs.RDMA_CM_EVENT_ADDR_ERROR
-    ROUTE_RESOLVED = verbs.RDMA_CM_EVENT_ROUTE_RESOLVED
-    ROUTE_ERROR = verbs.RDMA_CM_EVENT_ROUTE_ERROR
-    CONNECT_REQUEST = verbs.RDMA_CM_EVENT_CONNECT_REQUEST
-    CONNECT_RESPONSE = verbs.RDMA_CM_EVENT_CONNECT_RESPONSE
-    CONNECT_ERROR = verbs.RDMA_CM_EVENT_CONNECT_ERROR
-    UNREACHABLE = verbs.RDMA_CM_EVENT_UNREACHABLE
-    REJECTED = verbs.RDMA_CM_EVENT_REJECTED
-    ESTABLISHED = verbs.RDMA_CM_EVENT_ESTABLISHED
-    DISCONNECTED = verbs.RDMA_CM_EVENT_DISCONNECTED
-    DEVICE_REMOVAL = verbs.RDMA_CM_EVENT_DEVICE_REMOVAL
-    MULTICAST_JOIN = verbs.RDMA_CM_EVENT_MULTICAST_JOIN
-    MULTICAST_ERROR = verbs.RDMA_CM_EVENT_MULTICAST_ERROR
-    ADDR_CHANGE = verbs.RDMA_CM_EVENT_ADDR_CHANGE
-    TIMEWAIT_EXIT = verbs.RDMA_CM_EVENT_TIMEWAIT_EXIT
-    ADDRINFO_RESOLVED = verbs.RDMA_CM_EVENT_ADDRINFO_RESOLVED
-    ADDRINFO_ERROR = verbs.RDMA_CM_EVENT_ADDRINFO_ERROR
-    USER = verbs.RDMA_CM_EVENT_USER
-    INTERNAL = verbs.RDMA_CM_EVENT_INTERNAL
-
-
-@_late
-def PortSpace():
-    class PortSpace(enum.IntEnum):
-        """TCP: reliable connections; UDP: datagrams."""
-        IPOIB = verbs.RDMA_PS_IPOIB
-        TCP = verbs.RDMA_PS_TCP
-        UDP = verbs.RDMA_PS_UDP
-        IB = verbs.RDMA_PS_IB
-    return PortSpace
+CMEventType = core.CMEventType     # which every connection needs
 
 
 @cython.final

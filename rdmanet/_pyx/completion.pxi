@@ -10,67 +10,6 @@
 # undefined: routing.pxi. A completion of a queue pair that is gone is counted and dropped.
 
 
-@_late
-def WCStatus():
-    class WCStatus(enum.IntEnum):
-        """How a work request ended."""
-        SUCCESS = verbs.IBV_WC_SUCCESS
-        LOC_LEN_ERR = verbs.IBV_WC_LOC_LEN_ERR
-        LOC_QP_OP_ERR = verbs.IBV_WC_LOC_QP_OP_ERR
-        LOC_EEC_OP_ERR = verbs.IBV_WC_LOC_EEC_OP_ERR
-        LOC_PROT_ERR = verbs.IBV_WC_LOC_PROT_ERR
-        WR_FLUSH_ERR = verbs.IBV_WC_WR_FLUSH_ERR
-        MW_BIND_ERR = verbs.IBV_WC_MW_BIND_ERR
-        BAD_RESP_ERR = verbs.IBV_WC_BAD_RESP_ERR
-        LOC_ACCESS_ERR = verbs.IBV_WC_LOC_ACCESS_ERR
-        REM_INV_REQ_ERR = verbs.IBV_WC_REM_INV_REQ_ERR
-        REM_ACCESS_ERR = verbs.IBV_WC_REM_ACCESS_ERR
-        REM_OP_ERR = verbs.IBV_WC_REM_OP_ERR
-        RETRY_EXC_ERR = verbs.IBV_WC_RETRY_EXC_ERR
-        RNR_RETRY_EXC_ERR = verbs.IBV_WC_RNR_RETRY_EXC_ERR
-        LOC_RDD_VIOL_ERR = verbs.IBV_WC_LOC_RDD_VIOL_ERR
-        REM_INV_RD_REQ_ERR = verbs.IBV_WC_REM_INV_RD_REQ_ERR
-        REM_ABORT_ERR = verbs.IBV_WC_REM_ABORT_ERR
-        INV_EECN_ERR = verbs.IBV_WC_INV_EECN_ERR
-        INV_EEC_STATE_ERR = verbs.IBV_WC_INV_EEC_STATE_ERR
-        FATAL_ERR = verbs.IBV_WC_FATAL_ERR
-        RESP_TIMEOUT_ERR = verbs.IBV_WC_RESP_TIMEOUT_ERR
-        GENERAL_ERR = verbs.IBV_WC_GENERAL_ERR
-        TM_ERR = verbs.IBV_WC_TM_ERR
-        TM_RNDV_INCOMPLETE = verbs.IBV_WC_TM_RNDV_INCOMPLETE
-    return WCStatus
-
-
-@_late
-def WCOpcode():
-    class WCOpcode(enum.IntEnum):
-        """The operation that completed; only successful completions have it."""
-        SEND = verbs.IBV_WC_SEND
-        RDMA_WRITE = verbs.IBV_WC_RDMA_WRITE
-        RDMA_READ = verbs.IBV_WC_RDMA_READ
-        COMP_SWAP = verbs.IBV_WC_COMP_SWAP
-        FETCH_ADD = verbs.IBV_WC_FETCH_ADD
-        BIND_MW = verbs.IBV_WC_BIND_MW
-        LOCAL_INV = verbs.IBV_WC_LOCAL_INV
-        TSO = verbs.IBV_WC_TSO
-        FLUSH = verbs.IBV_WC_FLUSH
-        ATOMIC_WRITE = verbs.IBV_WC_ATOMIC_WRITE
-        RECV = verbs.IBV_WC_RECV
-        RECV_RDMA_WITH_IMM = verbs.IBV_WC_RECV_RDMA_WITH_IMM
-    return WCOpcode
-
-
-@_late
-def WCFlags():
-    class WCFlags(enum.IntFlag):
-        """What else a completion has: a routing header before the data, immediate data, an invalidated key."""
-        GRH = verbs.IBV_WC_GRH
-        WITH_IMM = verbs.IBV_WC_WITH_IMM
-        IP_CSUM_OK = verbs.IBV_WC_IP_CSUM_OK
-        WITH_INV = verbs.IBV_WC_WITH_INV
-    return WCFlags
-
-
 cdef extern from "<arpa/inet.h>" nogil:
     uint32_t ntohl(uint32_t value)
     uint32_t htonl(uint32_t value)

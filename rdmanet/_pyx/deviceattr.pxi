@@ -2,57 +2,6 @@
 
 
 @_late
-def NodeType():
-    class NodeType(enum.IntEnum):
-        """What kind of thing a device is."""
-        UNKNOWN = verbs.IBV_NODE_UNKNOWN
-        CA = verbs.IBV_NODE_CA
-        SWITCH = verbs.IBV_NODE_SWITCH
-        ROUTER = verbs.IBV_NODE_ROUTER
-        RNIC = verbs.IBV_NODE_RNIC
-        USNIC = verbs.IBV_NODE_USNIC
-        USNIC_UDP = verbs.IBV_NODE_USNIC_UDP
-        UNSPECIFIED = verbs.IBV_NODE_UNSPECIFIED
-    return NodeType
-
-
-@_late
-def TransportType():
-    class TransportType(enum.IntEnum):
-        """The protocol family a device speaks; RoCE counts as InfiniBand."""
-        UNKNOWN = verbs.IBV_TRANSPORT_UNKNOWN
-        IB = verbs.IBV_TRANSPORT_IB
-        IWARP = verbs.IBV_TRANSPORT_IWARP
-        USNIC = verbs.IBV_TRANSPORT_USNIC
-        USNIC_UDP = verbs.IBV_TRANSPORT_USNIC_UDP
-        UNSPECIFIED = verbs.IBV_TRANSPORT_UNSPECIFIED
-    return TransportType
-
-
-@_late
-def PortState():
-    class PortState(enum.IntEnum):
-        """Whether a port can be used: ACTIVE, or not."""
-        NOP = verbs.IBV_PORT_NOP
-        DOWN = verbs.IBV_PORT_DOWN
-        INIT = verbs.IBV_PORT_INIT
-        ARMED = verbs.IBV_PORT_ARMED
-        ACTIVE = verbs.IBV_PORT_ACTIVE
-        ACTIVE_DEFER = verbs.IBV_PORT_ACTIVE_DEFER
-    return PortState
-
-
-@_late
-def LinkLayer():
-    class LinkLayer(enum.IntEnum):
-        """The link layer of a port. On Ethernet, Device.transport_type tells RoCE from iWARP."""
-        UNSPECIFIED = verbs.IBV_LINK_LAYER_UNSPECIFIED
-        INFINIBAND = verbs.IBV_LINK_LAYER_INFINIBAND
-        ETHERNET = verbs.IBV_LINK_LAYER_ETHERNET
-    return LinkLayer
-
-
-@_late
 def MTU():
     class MTU(enum.IntEnum):
         """The largest packet of a path. The value is the ABI's code; `bytes` is the size."""
@@ -67,16 +16,6 @@ def MTU():
             """The size in bytes."""
             return 128 << int(self)
     return MTU
-
-
-@_late
-def AtomicCap():
-    class AtomicCap(enum.IntEnum):
-        """Whether a device's atomics are atomic within the device only, or for the whole machine."""
-        NONE = verbs.IBV_ATOMIC_NONE
-        HCA = verbs.IBV_ATOMIC_HCA
-        GLOB = verbs.IBV_ATOMIC_GLOB
-    return AtomicCap
 
 
 @_late

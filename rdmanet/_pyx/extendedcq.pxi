@@ -7,37 +7,6 @@
 
 
 @_late
-def CreateCQWCFlags():
-    class CreateCQWCFlags(enum.IntFlag):
-        """The fields of an extended completion queue's completions. Values as IBV_WC_EX_WITH_*."""
-        WITH_BYTE_LEN = verbs.IBV_WC_EX_WITH_BYTE_LEN
-        WITH_IMM = verbs.IBV_WC_EX_WITH_IMM
-        WITH_QP_NUM = verbs.IBV_WC_EX_WITH_QP_NUM
-        WITH_SRC_QP = verbs.IBV_WC_EX_WITH_SRC_QP
-        WITH_SLID = verbs.IBV_WC_EX_WITH_SLID
-        WITH_SL = verbs.IBV_WC_EX_WITH_SL
-        WITH_DLID_PATH_BITS = verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
-        WITH_COMPLETION_TIMESTAMP = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-        WITH_COMPLETION_TIMESTAMP_WALLCLOCK = verbs.IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
-        STANDARD = (
-            verbs.IBV_WC_EX_WITH_BYTE_LEN | verbs.IBV_WC_EX_WITH_IMM | verbs.IBV_WC_EX_WITH_QP_NUM
-            | verbs.IBV_WC_EX_WITH_SRC_QP | verbs.IBV_WC_EX_WITH_SLID | verbs.IBV_WC_EX_WITH_SL
-            | verbs.IBV_WC_EX_WITH_DLID_PATH_BITS
-        )
-    return CreateCQWCFlags
-
-
-@_late
-def CreateCQFlags():
-    class CreateCQFlags(enum.IntFlag):
-        """SINGLE_THREADED: the program guarantees that no two threads use the queue at once."""
-        NONE = 0
-        SINGLE_THREADED = verbs.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
-        IGNORE_OVERRUN = verbs.IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
-    return CreateCQFlags
-
-
-@_late
 def CQInitAttrEx():
     @_record
     class CQInitAttrEx(_FrozenRecord):

@@ -6,16 +6,6 @@
 
 
 @_late
-def GIDType():
-    class GIDType(enum.IntEnum):
-        """The kind of packets for a GID: InfiniBand, Ethernet frames (RoCE v1), or UDP (RoCE v2)."""
-        IB = verbs.IBV_GID_TYPE_IB
-        ROCE_V1 = verbs.IBV_GID_TYPE_ROCE_V1
-        ROCE_V2 = verbs.IBV_GID_TYPE_ROCE_V2
-    return GIDType
-
-
-@_late
 def GIDEntry():
     @_record
     class GIDEntry(_FrozenRecord):

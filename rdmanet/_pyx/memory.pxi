@@ -15,43 +15,6 @@
 # memory is writable, and all remote access must be asked for.
 
 
-@_late
-def AccessFlags():
-    class AccessFlags(enum.IntFlag):
-        """The access rights of a memory region, or of the peers of a queue pair."""
-        LOCAL_WRITE = verbs.IBV_ACCESS_LOCAL_WRITE
-        REMOTE_WRITE = verbs.IBV_ACCESS_REMOTE_WRITE
-        REMOTE_READ = verbs.IBV_ACCESS_REMOTE_READ
-        REMOTE_ATOMIC = verbs.IBV_ACCESS_REMOTE_ATOMIC
-        MW_BIND = verbs.IBV_ACCESS_MW_BIND
-        ZERO_BASED = verbs.IBV_ACCESS_ZERO_BASED
-        ON_DEMAND = verbs.IBV_ACCESS_ON_DEMAND
-        HUGETLB = verbs.IBV_ACCESS_HUGETLB
-        FLUSH_GLOBAL = verbs.IBV_ACCESS_FLUSH_GLOBAL
-        FLUSH_PERSISTENT = verbs.IBV_ACCESS_FLUSH_PERSISTENT
-        RELAXED_ORDERING = verbs.IBV_ACCESS_RELAXED_ORDERING
-    return AccessFlags
-
-
-@_late
-def AdviseMRAdvice():
-    class AdviseMRAdvice(enum.IntEnum):
-        """The planned use of memory that is registered on demand; see ibv_advise_mr(3)."""
-        PREFETCH = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
-        PREFETCH_WRITE = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
-        PREFETCH_NO_FAULT = verbs.IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
-    return AdviseMRAdvice
-
-
-@_late
-def AdviseMRFlags():
-    class AdviseMRFlags(enum.IntFlag):
-        """FLUSH: the advice has been carried out when the call returns."""
-        NONE = 0
-        FLUSH = verbs.IB_UVERBS_ADVISE_MR_FLAG_FLUSH
-    return AdviseMRFlags
-
-
 cdef enum:
     NEEDS_WRITABLE = (
         verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE | verbs.IBV_ACCESS_REMOTE_ATOMIC

@@ -9,74 +9,6 @@
 
 
 @_late
-def QPType():
-    class QPType(enum.IntEnum):
-        """The transport service: reliable or unreliable connections, datagrams, Ethernet frames, XRC."""
-        RC = verbs.IBV_QPT_RC
-        UC = verbs.IBV_QPT_UC
-        UD = verbs.IBV_QPT_UD
-        RAW_PACKET = verbs.IBV_QPT_RAW_PACKET
-        XRC_SEND = verbs.IBV_QPT_XRC_SEND
-        XRC_RECV = verbs.IBV_QPT_XRC_RECV
-        DRIVER = verbs.IBV_QPT_DRIVER
-    return QPType
-
-
-@_late
-def QPState():
-    class QPState(enum.IntEnum):
-        """The state of a queue pair: it receives from RTR on, and sends in RTS; see ibv_modify_qp(3)."""
-        RESET = verbs.IBV_QPS_RESET
-        INIT = verbs.IBV_QPS_INIT
-        RTR = verbs.IBV_QPS_RTR
-        RTS = verbs.IBV_QPS_RTS
-        SQD = verbs.IBV_QPS_SQD
-        SQE = verbs.IBV_QPS_SQE
-        ERR = verbs.IBV_QPS_ERR
-        UNKNOWN = verbs.IBV_QPS_UNKNOWN
-    return QPState
-
-
-@_late
-def MigState():
-    class MigState(enum.IntEnum):
-        """The state of path migration: whether an alternate path is ready."""
-        MIGRATED = verbs.IBV_MIG_MIGRATED
-        REARM = verbs.IBV_MIG_REARM
-        ARMED = verbs.IBV_MIG_ARMED
-    return MigState
-
-
-@_late
-def QPAttrMask():
-    class QPAttrMask(enum.IntFlag):
-        """The mask of ibv_modify_qp(3); it follows from the QPAttr."""
-        STATE = verbs.IBV_QP_STATE
-        CUR_STATE = verbs.IBV_QP_CUR_STATE
-        EN_SQD_ASYNC_NOTIFY = verbs.IBV_QP_EN_SQD_ASYNC_NOTIFY
-        ACCESS_FLAGS = verbs.IBV_QP_ACCESS_FLAGS
-        PKEY_INDEX = verbs.IBV_QP_PKEY_INDEX
-        PORT = verbs.IBV_QP_PORT
-        QKEY = verbs.IBV_QP_QKEY
-        AV = verbs.IBV_QP_AV
-        PATH_MTU = verbs.IBV_QP_PATH_MTU
-        TIMEOUT = verbs.IBV_QP_TIMEOUT
-        RETRY_CNT = verbs.IBV_QP_RETRY_CNT
-        RNR_RETRY = verbs.IBV_QP_RNR_RETRY
-        RQ_PSN = verbs.IBV_QP_RQ_PSN
-        MAX_QP_RD_ATOMIC = verbs.IBV_QP_MAX_QP_RD_ATOMIC
-        ALT_PATH = verbs.IBV_QP_ALT_PATH
-        MIN_RNR_TIMER = verbs.IBV_QP_MIN_RNR_TIMER
-        SQ_PSN = verbs.IBV_QP_SQ_PSN
-        MAX_DEST_RD_ATOMIC = verbs.IBV_QP_MAX_DEST_RD_ATOMIC
-        PATH_MIG_STATE = verbs.IBV_QP_PATH_MIG_STATE
-        CAP = verbs.IBV_QP_CAP
-        DEST_QPN = verbs.IBV_QP_DEST_QPN
-        RATE_LIMIT = verbs.IBV_QP_RATE_LIMIT
-    return QPAttrMask
-
-
-@_late
 def QPCap():
     @_record
     class QPCap(_Record):
@@ -94,34 +26,6 @@ def QPCap():
         max_recv_sge: int = 1
         max_inline_data: int = 0
     return QPCap
-
-
-@_late
-def SendOpsFlags():
-    class SendOpsFlags(enum.IntFlag):
-        """The operations that QP.wr() of a queue pair supports. Values as IBV_QP_EX_WITH_*."""
-        RDMA_WRITE = verbs.IBV_QP_EX_WITH_RDMA_WRITE
-        RDMA_WRITE_WITH_IMM = verbs.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-        SEND = verbs.IBV_QP_EX_WITH_SEND
-        SEND_WITH_IMM = verbs.IBV_QP_EX_WITH_SEND_WITH_IMM
-        RDMA_READ = verbs.IBV_QP_EX_WITH_RDMA_READ
-        ATOMIC_CMP_AND_SWP = verbs.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-        ATOMIC_FETCH_AND_ADD = verbs.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-        LOCAL_INV = verbs.IBV_QP_EX_WITH_LOCAL_INV
-        BIND_MW = verbs.IBV_QP_EX_WITH_BIND_MW
-        SEND_WITH_INV = verbs.IBV_QP_EX_WITH_SEND_WITH_INV
-        TSO = verbs.IBV_QP_EX_WITH_TSO
-        FLUSH = verbs.IBV_QP_EX_WITH_FLUSH
-        ATOMIC_WRITE = verbs.IBV_QP_EX_WITH_ATOMIC_WRITE
-    return SendOpsFlags
-
-
-@_late
-def QPCreateFlags():
-    class QPCreateFlags(enum.IntFlag):
-        """BLOCK_SELF_MCAST_LB: the queue pair does not receive what it sends to its own groups."""
-        BLOCK_SELF_MCAST_LB = verbs.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
-    return QPCreateFlags
 
 
 @_late

@@ -11,16 +11,6 @@
 
 
 @_late
-def SRQType():
-    class SRQType(enum.IntEnum):
-        """BASIC; XRC, for senders that name the queue; TM, with tag matching, which no device here supports."""
-        BASIC = verbs.IBV_SRQT_BASIC
-        XRC = verbs.IBV_SRQT_XRC
-        TM = verbs.IBV_SRQT_TM
-    return SRQType
-
-
-@_late
 def SRQAttr():
     @_record
     class SRQAttr(_Record):

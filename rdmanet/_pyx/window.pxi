@@ -10,15 +10,6 @@
 
 
 @_late
-def MWType():
-    class MWType(enum.IntEnum):
-        """Who chooses the keys of a window: the device (1) or the program (2)."""
-        TYPE_1 = verbs.IBV_MW_TYPE_1
-        TYPE_2 = verbs.IBV_MW_TYPE_2
-    return MWType
-
-
-@_late
 def MWBindInfo():
     @_record
     class MWBindInfo(_FrozenRecord):

@@ -7,39 +7,6 @@
 # every class in between.
 
 
-@_late
-def WROpcode():
-    class WROpcode(enum.IntEnum):
-        """The operation of a send request."""
-        RDMA_WRITE = verbs.IBV_WR_RDMA_WRITE
-        RDMA_WRITE_WITH_IMM = verbs.IBV_WR_RDMA_WRITE_WITH_IMM
-        SEND = verbs.IBV_WR_SEND
-        SEND_WITH_IMM = verbs.IBV_WR_SEND_WITH_IMM
-        RDMA_READ = verbs.IBV_WR_RDMA_READ
-        ATOMIC_CMP_AND_SWP = verbs.IBV_WR_ATOMIC_CMP_AND_SWP
-        ATOMIC_FETCH_AND_ADD = verbs.IBV_WR_ATOMIC_FETCH_AND_ADD
-        LOCAL_INV = verbs.IBV_WR_LOCAL_INV
-        BIND_MW = verbs.IBV_WR_BIND_MW
-        SEND_WITH_INV = verbs.IBV_WR_SEND_WITH_INV
-        TSO = verbs.IBV_WR_TSO
-        FLUSH = verbs.IBV_WR_FLUSH
-        ATOMIC_WRITE = verbs.IBV_WR_ATOMIC_WRITE
-    return WROpcode
-
-
-@_late
-def SendFlags():
-    class SendFlags(enum.IntFlag):
-        """Options of a send request."""
-        NONE = 0
-        FENCE = verbs.IBV_SEND_FENCE
-        SIGNALED = verbs.IBV_SEND_SIGNALED
-        SOLICITED = verbs.IBV_SEND_SOLICITED
-        INLINE = verbs.IBV_SEND_INLINE
-        IP_CSUM = verbs.IBV_SEND_IP_CSUM
-    return SendFlags
-
-
 @cython.final
 @cython.no_gc_clear
 cdef class SGE:
