@@ -4,7 +4,7 @@ Only what the core reads or writes is named. Every rn_* call answers >= 0, or -e
 how it comes to that. Those that may sleep are called `with nogil`.
 """
 
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from posix.time cimport timespec
 from posix.types cimport pid_t
 
@@ -19,244 +19,87 @@ cdef extern from "calls.h" nogil:
     ctypedef uint32_t be32 "__be32"
     ctypedef uint64_t be64 "__be64"
 
-    enum: IBV_NODE_UNKNOWN, IBV_NODE_CA, IBV_NODE_SWITCH, IBV_NODE_ROUTER, IBV_NODE_RNIC
-    enum: IBV_NODE_USNIC, IBV_NODE_USNIC_UDP, IBV_NODE_UNSPECIFIED
-    enum: IBV_TRANSPORT_UNKNOWN, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, IBV_TRANSPORT_USNIC
-    enum: IBV_TRANSPORT_USNIC_UDP, IBV_TRANSPORT_UNSPECIFIED
-    enum: IBV_MTU_256, IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096
-    enum: IBV_PORT_NOP, IBV_PORT_DOWN, IBV_PORT_INIT, IBV_PORT_ARMED, IBV_PORT_ACTIVE, IBV_PORT_ACTIVE_DEFER
-    enum: IBV_LINK_LAYER_UNSPECIFIED, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET
-    enum: IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2
-    enum: IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB
-    enum: IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_RECV
-    enum: IBV_ODP_SUPPORT_WRITE, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_ATOMIC
+    enum: IBV_TRANSPORT_IWARP, IBV_MTU_256, IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096, IBV_ODP_SUPPORT
+    enum: IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_SEND
 
     enum: IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC
-    enum: IBV_ACCESS_MW_BIND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB
-    enum: IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_ACCESS_RELAXED_ORDERING
-    enum: IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS
-    enum: IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
-    enum: IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IB_UVERBS_ADVISE_MR_FLAG_FLUSH
-    enum: IBV_FLUSH_GLOBAL, IBV_FLUSH_PERSISTENT, IBV_FLUSH_RANGE, IBV_FLUSH_MR
-    enum ibv_mw_type:
-        IBV_MW_TYPE_1
-        IBV_MW_TYPE_2
-    enum ibv_srq_type:
-        IBV_SRQT_BASIC
-        IBV_SRQT_XRC
-        IBV_SRQT_TM
-    enum: IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT
-    enum: IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQ_INIT_ATTR_CQ
-    enum: IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, IBV_QP_INIT_ATTR_CREATE_FLAGS
-    enum: IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
-    enum: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
-    enum: IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND
-    enum: IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    enum: IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_BIND_MW
-    enum: IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO, IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_ATOMIC_WRITE
-    enum: IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SRC_QP
-    enum: IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_DLID_PATH_BITS
+    enum: IBV_ACCESS_MW_BIND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_ON_DEMAND, IBV_REREG_MR_CHANGE_TRANSLATION
+    enum: IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE
+    enum ibv_mw_type: IBV_MW_TYPE_1
+    enum ibv_srq_type: pass
+    enum: IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_XRCD
+    enum: IBV_SRQ_INIT_ATTR_CQ, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, IBV_QP_INIT_ATTR_CREATE_FLAGS
+    enum: IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM
+    enum: IBV_WC_EX_WITH_SRC_QP, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_DLID_PATH_BITS
     enum: IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
     enum: IBV_CQ_INIT_ATTR_MASK_FLAGS
-    enum: IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN
 
-    enum ibv_wc_status:
-        IBV_WC_SUCCESS
-        IBV_WC_LOC_LEN_ERR
-        IBV_WC_LOC_QP_OP_ERR
-        IBV_WC_LOC_EEC_OP_ERR
-        IBV_WC_LOC_PROT_ERR
-        IBV_WC_WR_FLUSH_ERR
-        IBV_WC_MW_BIND_ERR
-        IBV_WC_BAD_RESP_ERR
-        IBV_WC_LOC_ACCESS_ERR
-        IBV_WC_REM_INV_REQ_ERR
-        IBV_WC_REM_ACCESS_ERR
-        IBV_WC_REM_OP_ERR
-        IBV_WC_RETRY_EXC_ERR
-        IBV_WC_RNR_RETRY_EXC_ERR
-        IBV_WC_LOC_RDD_VIOL_ERR
-        IBV_WC_REM_INV_RD_REQ_ERR
-        IBV_WC_REM_ABORT_ERR
-        IBV_WC_INV_EECN_ERR
-        IBV_WC_INV_EEC_STATE_ERR
-        IBV_WC_FATAL_ERR
-        IBV_WC_RESP_TIMEOUT_ERR
-        IBV_WC_GENERAL_ERR
-        IBV_WC_TM_ERR
-        IBV_WC_TM_RNDV_INCOMPLETE
-    enum ibv_wc_opcode:
-        IBV_WC_SEND
-        IBV_WC_RDMA_WRITE
-        IBV_WC_RDMA_READ
-        IBV_WC_COMP_SWAP
-        IBV_WC_FETCH_ADD
-        IBV_WC_BIND_MW
-        IBV_WC_LOCAL_INV
-        IBV_WC_TSO
-        IBV_WC_FLUSH
-        IBV_WC_ATOMIC_WRITE
-        IBV_WC_RECV
-        IBV_WC_RECV_RDMA_WITH_IMM
-    enum: IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_INV
+    enum ibv_wc_status: IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IBV_WC_RETRY_EXC_ERR
+    enum ibv_wc_opcode: IBV_WC_RECV
+    enum: IBV_WC_WITH_IMM, IBV_WC_WITH_INV
 
-    enum ibv_qp_type:
-        IBV_QPT_RC
-        IBV_QPT_UC
-        IBV_QPT_UD
-        IBV_QPT_RAW_PACKET
-        IBV_QPT_XRC_SEND
-        IBV_QPT_XRC_RECV
-        IBV_QPT_DRIVER
-    enum ibv_qp_state:
-        IBV_QPS_RESET
-        IBV_QPS_INIT
-        IBV_QPS_RTR
-        IBV_QPS_RTS
-        IBV_QPS_SQD
-        IBV_QPS_SQE
-        IBV_QPS_ERR
-        IBV_QPS_UNKNOWN
-    enum ibv_mig_state:
-        IBV_MIG_MIGRATED
-        IBV_MIG_REARM
-        IBV_MIG_ARMED
-    enum ibv_mtu:
-        pass
+    enum ibv_qp_type: IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV
+    enum ibv_qp_state: IBV_QPS_RESET, IBV_QPS_RTS
+    enum ibv_mig_state: pass
+    enum ibv_mtu: pass
     enum: IBV_QP_STATE, IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX
-    enum: IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT
-    enum: IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_ALT_PATH, IBV_QP_MIN_RNR_TIMER
-    enum: IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_PATH_MIG_STATE, IBV_QP_CAP, IBV_QP_DEST_QPN
-    enum: IBV_QP_RATE_LIMIT
+    enum: IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY
+    enum: IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_ALT_PATH, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN
+    enum: IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_PATH_MIG_STATE, IBV_QP_CAP, IBV_QP_DEST_QPN, IBV_QP_RATE_LIMIT
 
     enum ibv_wr_opcode:
-        IBV_WR_RDMA_WRITE
-        IBV_WR_RDMA_WRITE_WITH_IMM
-        IBV_WR_SEND
-        IBV_WR_SEND_WITH_IMM
-        IBV_WR_RDMA_READ
-        IBV_WR_ATOMIC_CMP_AND_SWP
-        IBV_WR_ATOMIC_FETCH_AND_ADD
-        IBV_WR_LOCAL_INV
-        IBV_WR_BIND_MW
-        IBV_WR_SEND_WITH_INV
-        IBV_WR_TSO
-        IBV_WR_FLUSH
-        IBV_WR_ATOMIC_WRITE
-    enum: IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_SEND_INLINE, IBV_SEND_IP_CSUM
+        IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP
+        IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW, IBV_WR_SEND_WITH_INV, IBV_WR_ATOMIC_WRITE
+    enum: IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_SEND_INLINE
 
     enum ibv_event_type:
-        IBV_EVENT_CQ_ERR
-        IBV_EVENT_QP_FATAL
-        IBV_EVENT_QP_REQ_ERR
-        IBV_EVENT_QP_ACCESS_ERR
-        IBV_EVENT_COMM_EST
-        IBV_EVENT_SQ_DRAINED
-        IBV_EVENT_PATH_MIG
-        IBV_EVENT_PATH_MIG_ERR
-        IBV_EVENT_DEVICE_FATAL
-        IBV_EVENT_PORT_ACTIVE
-        IBV_EVENT_PORT_ERR
-        IBV_EVENT_LID_CHANGE
-        IBV_EVENT_PKEY_CHANGE
-        IBV_EVENT_SM_CHANGE
-        IBV_EVENT_SRQ_ERR
-        IBV_EVENT_SRQ_LIMIT_REACHED
-        IBV_EVENT_QP_LAST_WQE_REACHED
-        IBV_EVENT_CLIENT_REREGISTER
-        IBV_EVENT_GID_CHANGE
-        IBV_EVENT_WQ_FATAL
+        IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_COMM_EST
+        IBV_EVENT_SQ_DRAINED, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR
+        IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_SRQ_ERR
+        IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE
         IBV_EVENT_DEVICE_SPEED_CHANGE
 
     union ibv_gid:
         uint8_t raw[16]
     struct ibv_device:
-        int node_type
-        int transport_type
-        char dev_name[64]
-        char ibdev_path[256]
+        int node_type, transport_type
     struct ibv_context:
         ibv_device *device
-        int async_fd
-        int num_comp_vectors
+        int async_fd, num_comp_vectors
     struct ibv_device_attr:
         char fw_ver[64]
-        be64 node_guid
-        be64 sys_image_guid
-        uint64_t max_mr_size
-        uint64_t page_size_cap
-        uint32_t vendor_id
-        uint32_t vendor_part_id
-        uint32_t hw_ver
-        int max_qp
-        int max_qp_wr
+        be64 node_guid, sys_image_guid
+        uint64_t max_mr_size, page_size_cap
+        uint32_t vendor_id, vendor_part_id, hw_ver
+        int max_qp, max_qp_wr
         unsigned int device_cap_flags
-        int max_sge
-        int max_sge_rd
-        int max_cq
-        int max_cqe
-        int max_mr
-        int max_pd
-        int max_qp_rd_atom
-        int max_res_rd_atom
-        int max_qp_init_rd_atom
-        int atomic_cap
-        int max_mw
-        int max_mcast_grp
-        int max_mcast_qp_attach
-        int max_total_mcast_qp_attach
-        int max_ah
-        int max_srq
-        int max_srq_wr
-        int max_srq_sge
+        int max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_res_rd_atom, max_qp_init_rd_atom
+        int atomic_cap, max_mw, max_mcast_grp, max_mcast_qp_attach, max_total_mcast_qp_attach, max_ah, max_srq
+        int max_srq_wr, max_srq_sge
         uint16_t max_pkeys
-        uint8_t local_ca_ack_delay
-        uint8_t phys_port_cnt
+        uint8_t local_ca_ack_delay, phys_port_cnt
     struct ibv_odp_transport_caps:
         uint32_t rc_odp_caps
-        uint32_t uc_odp_caps
-        uint32_t ud_odp_caps
     struct ibv_odp_caps:
         uint64_t general_caps
         ibv_odp_transport_caps per_transport_caps
     struct ibv_cq_moderation_caps:
-        uint16_t max_cq_count
-        uint16_t max_cq_period
+        uint16_t max_cq_count, max_cq_period
     struct ibv_device_attr_ex:
         ibv_device_attr orig_attr
         ibv_odp_caps odp_caps
-        uint64_t completion_timestamp_mask
-        uint64_t hca_core_clock
-        uint64_t device_cap_flags_ex
+        uint64_t completion_timestamp_mask, hca_core_clock
         ibv_cq_moderation_caps cq_mod_caps
         uint64_t max_dm_size
     struct ibv_port_attr:
-        int state
-        int max_mtu
-        int active_mtu
-        int gid_tbl_len
-        uint32_t port_cap_flags
-        uint32_t max_msg_sz
-        uint32_t bad_pkey_cntr
-        uint32_t qkey_viol_cntr
-        uint16_t pkey_tbl_len
-        uint16_t lid
-        uint16_t sm_lid
-        uint8_t lmc
-        uint8_t max_vl_num
-        uint8_t sm_sl
-        uint8_t active_width
-        uint8_t active_speed
-        uint8_t phys_state
-        uint8_t link_layer
-        uint8_t flags
+        int state, max_mtu, active_mtu, gid_tbl_len
+        uint32_t port_cap_flags, max_msg_sz
+        uint16_t pkey_tbl_len, lid, sm_lid
+        uint8_t lmc, active_width, active_speed, phys_state, link_layer, flags
         uint32_t active_speed_ex
     struct ibv_gid_entry:
         ibv_gid gid
-        uint32_t gid_index
-        uint32_t port_num
-        uint32_t gid_type
-        uint32_t ndev_ifindex
+        uint32_t gid_index, port_num, gid_type, ndev_ifindex
 
     struct ibv_pd:
         ibv_context *context
@@ -264,15 +107,13 @@ cdef extern from "calls.h" nogil:
     struct ibv_mr:
         void *addr
         size_t length
-        uint32_t lkey
-        uint32_t rkey
+        uint32_t lkey, rkey
     struct ibv_mw:
         uint32_t rkey
         ibv_mw_type type
     struct ibv_mw_bind_info:
         ibv_mr *mr
-        uint64_t addr
-        uint64_t length
+        uint64_t addr, length
         unsigned int mw_access_flags
     struct ibv_mw_bind:
         uint64_t wr_id
@@ -282,8 +123,7 @@ cdef extern from "calls.h" nogil:
         uint32_t handle
     struct ibv_alloc_dm_attr:
         size_t length
-        uint32_t log_align_req
-        uint32_t comp_mask
+        uint32_t log_align_req, comp_mask
     struct ibv_xrcd:
         ibv_context *context
     struct ibv_values_ex:
@@ -301,29 +141,20 @@ cdef extern from "calls.h" nogil:
         uint64_t wr_id
         ibv_wc_status status
         ibv_wc_opcode opcode
-        uint32_t vendor_err
-        uint32_t byte_len
+        uint32_t vendor_err, byte_len
         be32 imm_data
-        uint32_t invalidated_rkey
-        uint32_t qp_num
-        uint32_t src_qp
+        uint32_t invalidated_rkey, qp_num, src_qp
         unsigned int wc_flags
-        uint16_t pkey_index
-        uint16_t slid
-        uint8_t sl
-        uint8_t dlid_path_bits
-    struct ibv_grh:
-        be32 version_tclass_flow
-        ibv_gid sgid
-        ibv_gid dgid
+        uint16_t pkey_index, slid
+        uint8_t sl, dlid_path_bits
+    struct ibv_grh: pass
     struct ibv_cq_init_attr_ex:
         uint32_t cqe
         void *cq_context
         ibv_comp_channel *channel
         uint32_t comp_vector
         uint64_t wc_flags
-        uint32_t comp_mask
-        uint32_t flags
+        uint32_t comp_mask, flags
     struct ibv_cq_ex:
         ibv_wc_status status
         uint64_t wr_id
@@ -344,20 +175,16 @@ cdef extern from "calls.h" nogil:
 
     struct ibv_sge:
         uint64_t addr
-        uint32_t length
-        uint32_t lkey
+        uint32_t length, lkey
     struct ibv_send_wr_rdma:
         uint64_t remote_addr
         uint32_t rkey
     struct ibv_send_wr_atomic:
-        uint64_t remote_addr
-        uint64_t compare_add
-        uint64_t swap
+        uint64_t remote_addr, compare_add, swap
         uint32_t rkey
     struct ibv_send_wr_ud:
         ibv_ah *ah
-        uint32_t remote_qpn
-        uint32_t remote_qkey
+        uint32_t remote_qpn, remote_qkey
     union ibv_send_wr_wr:
         ibv_send_wr_rdma rdma
         ibv_send_wr_atomic atomic
@@ -392,9 +219,7 @@ cdef extern from "calls.h" nogil:
         int num_sge
 
     struct ibv_srq_attr:
-        uint32_t max_wr
-        uint32_t max_sge
-        uint32_t srq_limit
+        uint32_t max_wr, max_sge, srq_limit
     struct ibv_srq_init_attr:
         ibv_srq_attr attr
     struct ibv_srq_init_attr_ex:
@@ -410,11 +235,7 @@ cdef extern from "calls.h" nogil:
     struct ibv_ah:
         uint32_t handle
     struct ibv_qp_cap:
-        uint32_t max_send_wr
-        uint32_t max_recv_wr
-        uint32_t max_send_sge
-        uint32_t max_recv_sge
-        uint32_t max_inline_data
+        uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data
     struct ibv_qp_init_attr:
         void *qp_context
         ibv_cq *send_cq
@@ -437,52 +258,29 @@ cdef extern from "calls.h" nogil:
         uint64_t send_ops_flags
     struct ibv_qp_ex:
         void (*wr_start)(ibv_qp_ex *) noexcept
-        void (*wr_abort)(ibv_qp_ex *) noexcept
     struct rn_wr_more:
         uint8_t atomic_write[8]
         uint64_t flush_length
-        uint8_t flush_type
-        uint8_t flush_level
+        uint8_t flush_type, flush_level
     struct ibv_global_route:
         ibv_gid dgid
         uint32_t flow_label
-        uint8_t sgid_index
-        uint8_t hop_limit
-        uint8_t traffic_class
+        uint8_t sgid_index, hop_limit, traffic_class
     struct ibv_ah_attr:
         ibv_global_route grh
         uint16_t dlid
-        uint8_t sl
-        uint8_t src_path_bits
-        uint8_t static_rate
-        uint8_t is_global
-        uint8_t port_num
+        uint8_t sl, src_path_bits, static_rate, is_global, port_num
     struct ibv_qp_attr:
-        ibv_qp_state qp_state
-        ibv_qp_state cur_qp_state
+        ibv_qp_state qp_state, cur_qp_state
         ibv_mtu path_mtu
         ibv_mig_state path_mig_state
-        uint32_t qkey
-        uint32_t rq_psn
-        uint32_t sq_psn
-        uint32_t dest_qp_num
+        uint32_t qkey, rq_psn, sq_psn, dest_qp_num
         unsigned int qp_access_flags
         ibv_qp_cap cap
-        ibv_ah_attr ah_attr
-        ibv_ah_attr alt_ah_attr
-        uint16_t pkey_index
-        uint16_t alt_pkey_index
-        uint8_t en_sqd_async_notify
-        uint8_t sq_draining
-        uint8_t max_rd_atomic
-        uint8_t max_dest_rd_atomic
-        uint8_t min_rnr_timer
-        uint8_t port_num
-        uint8_t timeout
-        uint8_t retry_cnt
-        uint8_t rnr_retry
-        uint8_t alt_port_num
-        uint8_t alt_timeout
+        ibv_ah_attr ah_attr, alt_ah_attr
+        uint16_t pkey_index, alt_pkey_index
+        uint8_t en_sqd_async_notify, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num, timeout
+        uint8_t retry_cnt, rnr_retry, alt_port_num, alt_timeout
         uint32_t rate_limit
     struct ibv_qp:
         ibv_context *context
@@ -505,40 +303,13 @@ cdef extern from "calls.h" nogil:
 
     # ---- The connection manager ----
 
-    enum rdma_cm_event_type:
-        RDMA_CM_EVENT_ADDR_RESOLVED
-        RDMA_CM_EVENT_ADDR_ERROR
-        RDMA_CM_EVENT_ROUTE_RESOLVED
-        RDMA_CM_EVENT_ROUTE_ERROR
-        RDMA_CM_EVENT_CONNECT_REQUEST
-        RDMA_CM_EVENT_CONNECT_RESPONSE
-        RDMA_CM_EVENT_CONNECT_ERROR
-        RDMA_CM_EVENT_UNREACHABLE
-        RDMA_CM_EVENT_REJECTED
-        RDMA_CM_EVENT_ESTABLISHED
-        RDMA_CM_EVENT_DISCONNECTED
-        RDMA_CM_EVENT_DEVICE_REMOVAL
-        RDMA_CM_EVENT_MULTICAST_JOIN
-        RDMA_CM_EVENT_MULTICAST_ERROR
-        RDMA_CM_EVENT_ADDR_CHANGE
-        RDMA_CM_EVENT_TIMEWAIT_EXIT
-        RDMA_CM_EVENT_ADDRINFO_RESOLVED
-        RDMA_CM_EVENT_ADDRINFO_ERROR
-        RDMA_CM_EVENT_USER
-        RDMA_CM_EVENT_INTERNAL
-    enum rdma_port_space:
-        RDMA_PS_IPOIB
-        RDMA_PS_TCP
-        RDMA_PS_UDP
-        RDMA_PS_IB
-    enum: RDMA_OPTION_ID, RDMA_OPTION_IB
-    enum: RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
-    enum: RDMA_OPTION_ID_TOS, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_ACK_TIMEOUT
+    enum rdma_cm_event_type: RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED
+    enum rdma_port_space: RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP
+    enum: RDMA_OPTION_ID, RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_OPTION_ID_TOS, RDMA_OPTION_ID_REUSEADDR
+    enum: RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_ACK_TIMEOUT
 
-    struct sockaddr:
-        pass
-    struct sockaddr_storage:
-        uint16_t ss_family
+    struct sockaddr: pass
+    struct sockaddr_storage: pass
     struct rdma_event_channel:
         int fd
     struct rdma_cm_event
@@ -551,20 +322,13 @@ cdef extern from "calls.h" nogil:
         uint8_t port_num
     struct rdma_conn_param:
         const void *private_data
-        uint8_t private_data_len
-        uint8_t responder_resources
-        uint8_t initiator_depth
-        uint8_t flow_control
-        uint8_t retry_count
-        uint8_t rnr_retry_count
-        uint8_t srq
+        uint8_t private_data_len, responder_resources, initiator_depth, retry_count, rnr_retry_count, srq
         uint32_t qp_num
     struct rdma_ud_param:
         const void *private_data
         uint8_t private_data_len
         ibv_ah_attr ah_attr
-        uint32_t qp_num
-        uint32_t qkey
+        uint32_t qp_num, qkey
     union rdma_cm_event_param:
         rdma_conn_param conn
         rdma_ud_param ud
@@ -581,16 +345,11 @@ cdef extern from "calls.h" nogil:
 
     pid_t rn_pid
     struct rn_library:
-        void *cm_handle
         const char *(*ibv_get_device_name)(ibv_device *) noexcept
         be64 (*ibv_get_device_guid)(ibv_device *) noexcept
-        const char *(*ibv_wc_status_str)(ibv_wc_status) noexcept
-        const char *(*ibv_event_type_str)(ibv_event_type) noexcept
-        const char *(*rdma_event_str)(rdma_cm_event_type) noexcept
 
     int rn_library_open(const char *verbs_path, const char *cm_path, rn_library **lib, char *err,
                         size_t errlen)
-    void rn_library_close(rn_library *lib)
     const char *rn_library_optional(const rn_library *lib, size_t index, bint *present)
     void *rn_library_symbol(const rn_library *lib, const char *name)
 
@@ -639,7 +398,6 @@ cdef extern from "calls.h" nogil:
 
     int rn_create_cq_ex(ibv_context *context, ibv_cq_init_attr_ex *attr, ibv_cq_ex **out)
     int rn_start_poll(ibv_cq_ex *cq)
-    int rn_next_poll(ibv_cq_ex *cq)
     int rn_modify_cq(ibv_cq *cq, uint16_t count, uint16_t period)
     int rn_query_rt_values(ibv_context *context, ibv_values_ex *values)
 

@@ -228,8 +228,6 @@ static inline int rn_start_poll(struct ibv_cq_ex *cq)
     return RN_ERRNO(ibv_start_poll(cq, &attr));
 }
 
-#define rn_next_poll(cq) RN_ERRNO(ibv_next_poll(cq))
-
 static inline int rn_modify_cq(struct ibv_cq *cq, uint16_t count, uint16_t period)
 {
     struct ibv_modify_cq_attr attr = {

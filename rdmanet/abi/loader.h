@@ -30,7 +30,7 @@
     F(ibv_destroy_comp_channel) F(ibv_create_cq) F(ibv_resize_cq) F(ibv_destroy_cq)                  \
     F(ibv_get_cq_event) F(ibv_ack_cq_events) F(ibv_create_srq) F(ibv_modify_srq) F(ibv_query_srq)    \
     F(ibv_destroy_srq) F(ibv_create_qp) F(ibv_modify_qp) F(ibv_query_qp) F(ibv_destroy_qp)           \
-    F(ibv_create_ah) F(ibv_destroy_ah) F(ibv_wc_status_str) F(ibv_event_type_str)
+    F(ibv_create_ah) F(ibv_destroy_ah)
 
 /* Younger than some rdma-core still in use, or absent where a device cannot do it. */
 #define RN_VERBS_OPTIONAL(F)                                                                         \
@@ -40,7 +40,7 @@
 
 #define RN_CM_REQUIRED(F)                                                                            \
     F(rdma_create_event_channel) F(rdma_destroy_event_channel) F(rdma_get_cm_event)                  \
-    F(rdma_ack_cm_event) F(rdma_event_str) F(rdma_create_id) F(rdma_destroy_id) F(rdma_migrate_id)   \
+    F(rdma_ack_cm_event) F(rdma_create_id) F(rdma_destroy_id) F(rdma_migrate_id)                     \
     F(rdma_set_option) F(rdma_bind_addr) F(rdma_resolve_addr) F(rdma_resolve_route)                  \
     F(rdma_listen) F(rdma_connect) F(rdma_accept) F(rdma_reject) F(rdma_disconnect)                  \
     F(rdma_create_qp) F(rdma_destroy_qp)
