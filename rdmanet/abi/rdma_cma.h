@@ -25,50 +25,25 @@ extern "C" {
 /* ---- Constants --------------------------------------------------------------- */
 
 enum rdma_cm_event_type {
-    RDMA_CM_EVENT_ADDR_RESOLVED,
-    RDMA_CM_EVENT_ADDR_ERROR,
-    RDMA_CM_EVENT_ROUTE_RESOLVED,
-    RDMA_CM_EVENT_ROUTE_ERROR,
-    RDMA_CM_EVENT_CONNECT_REQUEST,
-    RDMA_CM_EVENT_CONNECT_RESPONSE,
-    RDMA_CM_EVENT_CONNECT_ERROR,
-    RDMA_CM_EVENT_UNREACHABLE,
-    RDMA_CM_EVENT_REJECTED,
-    RDMA_CM_EVENT_ESTABLISHED,
-    RDMA_CM_EVENT_DISCONNECTED,
-    RDMA_CM_EVENT_DEVICE_REMOVAL,
-    RDMA_CM_EVENT_MULTICAST_JOIN,
-    RDMA_CM_EVENT_MULTICAST_ERROR,
-    RDMA_CM_EVENT_ADDR_CHANGE,
-    RDMA_CM_EVENT_TIMEWAIT_EXIT,
-    RDMA_CM_EVENT_ADDRINFO_RESOLVED,
-    RDMA_CM_EVENT_ADDRINFO_ERROR,
-    RDMA_CM_EVENT_USER,
-    RDMA_CM_EVENT_INTERNAL,
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_ROUTE_ERROR,
+    RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_CONNECT_ERROR,
+    RDMA_CM_EVENT_UNREACHABLE, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_DISCONNECTED,
+    RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_MULTICAST_ERROR,
+    RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_ADDRINFO_RESOLVED,
+    RDMA_CM_EVENT_ADDRINFO_ERROR, RDMA_CM_EVENT_USER, RDMA_CM_EVENT_INTERNAL,
 };
-enum rdma_port_space {
-    RDMA_PS_IPOIB = 0x0002,
-    RDMA_PS_TCP = 0x0106,
-    RDMA_PS_UDP = 0x0111,
-    RDMA_PS_IB = 0x013F,
-};
+enum rdma_port_space { RDMA_PS_IPOIB = 0x0002, RDMA_PS_TCP = 0x0106, RDMA_PS_UDP = 0x0111, RDMA_PS_IB = 0x013F };
 enum { RDMA_MAX_RESP_RES = 0xFF, RDMA_MAX_INIT_DEPTH = 0xFF };
 enum { RDMA_OPTION_ID = 0, RDMA_OPTION_IB = 1 };
 enum {
-    RDMA_OPTION_ID_TOS = 0,
-    RDMA_OPTION_ID_REUSEADDR = 1,
-    RDMA_OPTION_ID_AFONLY = 2,
-    RDMA_OPTION_ID_ACK_TIMEOUT = 3,
+    RDMA_OPTION_ID_TOS = 0, RDMA_OPTION_ID_REUSEADDR = 1, RDMA_OPTION_ID_AFONLY = 2, RDMA_OPTION_ID_ACK_TIMEOUT = 3,
 };
 enum rdma_cm_join_mc_attr_mask {
-    RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1 << 0,
-    RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 1 << 1,
+    RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1 << 0, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 1 << 1,
     RDMA_CM_JOIN_MC_ATTR_RESERVED = 1 << 2,
 };
 enum rdma_cm_mc_join_flags {
-    RDMA_MC_JOIN_FLAG_FULLMEMBER,
-    RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
-    RDMA_MC_JOIN_FLAG_RESERVED,
+    RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, RDMA_MC_JOIN_FLAG_RESERVED,
 };
 
 /* The Q_Key of every queue pair of RDMA_PS_UDP. */
@@ -83,30 +58,19 @@ enum rdma_cm_mc_join_flags {
 /* ---- Addresses and routes ------------------------------------------------------ */
 
 struct ibv_sa_path_rec {
-    union ibv_gid dgid;
-    union ibv_gid sgid;
-    __be16 dlid;
-    __be16 slid;
+    union ibv_gid dgid, sgid;
+    __be16 dlid, slid;
     int raw_traffic;
     __be32 flow_label;
-    uint8_t hop_limit;
-    uint8_t traffic_class;
+    uint8_t hop_limit, traffic_class;
     int reversible;
     uint8_t numb_path;
     __be16 pkey;
-    uint8_t sl;
-    uint8_t mtu_selector;
-    uint8_t mtu;
-    uint8_t rate_selector;
-    uint8_t rate;
-    uint8_t packet_life_time_selector;
-    uint8_t packet_life_time;
-    uint8_t preference;
+    uint8_t sl, mtu_selector, mtu, rate_selector, rate, packet_life_time_selector, packet_life_time, preference;
 };
 
 struct rdma_ib_addr {
-    union ibv_gid sgid;
-    union ibv_gid dgid;
+    union ibv_gid sgid, dgid;
     __be16 pkey;
 };
 
@@ -135,16 +99,10 @@ struct rdma_route {
 };
 
 struct rdma_addrinfo {
-    int ai_flags;
-    int ai_family;
-    int ai_qp_type;
-    int ai_port_space;
-    socklen_t ai_src_len;
-    socklen_t ai_dst_len;
-    struct sockaddr *ai_src_addr;
-    struct sockaddr *ai_dst_addr;
-    char *ai_src_canonname;
-    char *ai_dst_canonname;
+    int ai_flags, ai_family, ai_qp_type, ai_port_space;
+    socklen_t ai_src_len, ai_dst_len;
+    struct sockaddr *ai_src_addr, *ai_dst_addr;
+    char *ai_src_canonname, *ai_dst_canonname;
     size_t ai_route_len;
     void *ai_route;
     size_t ai_connect_len;
@@ -180,13 +138,7 @@ struct rdma_cm_id {
 
 struct rdma_conn_param {
     const void *private_data;
-    uint8_t private_data_len;
-    uint8_t responder_resources;
-    uint8_t initiator_depth;
-    uint8_t flow_control;
-    uint8_t retry_count;
-    uint8_t rnr_retry_count;
-    uint8_t srq;
+    uint8_t private_data_len, responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq;
     uint32_t qp_num;
 };
 
@@ -194,13 +146,11 @@ struct rdma_ud_param {
     const void *private_data;
     uint8_t private_data_len;
     struct ibv_ah_attr ah_attr;
-    uint32_t qp_num;
-    uint32_t qkey;
+    uint32_t qp_num, qkey;
 };
 
 struct rdma_cm_event {
-    struct rdma_cm_id *id;
-    struct rdma_cm_id *listen_id;
+    struct rdma_cm_id *id, *listen_id;
     enum rdma_cm_event_type event;
     int status;
     union {
@@ -211,8 +161,7 @@ struct rdma_cm_event {
 };
 
 struct rdma_cm_join_mc_attr_ex {
-    uint32_t comp_mask;
-    uint32_t join_flags;
+    uint32_t comp_mask, join_flags;
     struct sockaddr *addr;
 };
 

@@ -51,132 +51,59 @@
 extern "C" {
 #endif
 
-struct ibv_buf;
-struct ibv_counter_attach_attr;
-struct ibv_counters;
-struct ibv_counters_init_attr;
-struct ibv_dmah;
-struct ibv_dmah_init_attr;
-struct ibv_flow;
-struct ibv_flow_action;
-struct ibv_flow_action_esp_attr;
-struct ibv_flow_attr;
-struct ibv_mr_init_attr;
-struct ibv_ops_wr;
-struct ibv_qp_rate_limit_attr;
-struct ibv_rwq_ind_table;
-struct ibv_rwq_ind_table_init_attr;
-struct ibv_wc_tm_info;
-struct ibv_wq;
-struct ibv_wq_attr;
-struct ibv_wq_init_attr;
-struct verbs_ex_private;
-struct _compat_ibv_port_attr;
-struct ibv_context;
-struct ibv_device;
-struct ibv_pd;
-struct ibv_mr;
-struct ibv_mw;
-struct ibv_qp;
-struct ibv_cq;
-struct ibv_srq;
-struct ibv_ah;
+struct ibv_buf; struct ibv_counter_attach_attr; struct ibv_counters; struct ibv_counters_init_attr;
+struct ibv_dmah; struct ibv_dmah_init_attr; struct ibv_flow; struct ibv_flow_action;
+struct ibv_flow_action_esp_attr; struct ibv_flow_attr; struct ibv_mr_init_attr; struct ibv_ops_wr;
+struct ibv_qp_rate_limit_attr; struct ibv_rwq_ind_table; struct ibv_rwq_ind_table_init_attr;
+struct ibv_wc_tm_info; struct ibv_wq; struct ibv_wq_attr; struct ibv_wq_init_attr; struct verbs_ex_private;
+struct _compat_ibv_port_attr; struct ibv_context; struct ibv_device; struct ibv_pd; struct ibv_mr;
+struct ibv_mw; struct ibv_qp; struct ibv_cq; struct ibv_srq; struct ibv_ah;
 
 /* ---- Devices, ports, addresses ------------------------------------------ */
 
 union ibv_gid {
     uint8_t raw[16];
     struct {
-        __be64 subnet_prefix;
-        __be64 interface_id;
+        __be64 subnet_prefix, interface_id;
     } global;
 };
 
 enum ibv_gid_type { IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2 };
 enum ibv_node_type {
-    IBV_NODE_UNKNOWN = -1,
-    IBV_NODE_CA = 1,
-    IBV_NODE_SWITCH,
-    IBV_NODE_ROUTER,
-    IBV_NODE_RNIC,
-    IBV_NODE_USNIC,
-    IBV_NODE_USNIC_UDP,
-    IBV_NODE_UNSPECIFIED,
+    IBV_NODE_UNKNOWN = -1, IBV_NODE_CA = 1, IBV_NODE_SWITCH, IBV_NODE_ROUTER, IBV_NODE_RNIC, IBV_NODE_USNIC,
+    IBV_NODE_USNIC_UDP, IBV_NODE_UNSPECIFIED,
 };
 enum ibv_transport_type {
-    IBV_TRANSPORT_UNKNOWN = -1,
-    IBV_TRANSPORT_IB = 0,
-    IBV_TRANSPORT_IWARP,
-    IBV_TRANSPORT_USNIC,
-    IBV_TRANSPORT_USNIC_UDP,
-    IBV_TRANSPORT_UNSPECIFIED,
+    IBV_TRANSPORT_UNKNOWN = -1, IBV_TRANSPORT_IB = 0, IBV_TRANSPORT_IWARP, IBV_TRANSPORT_USNIC,
+    IBV_TRANSPORT_USNIC_UDP, IBV_TRANSPORT_UNSPECIFIED,
 };
 enum ibv_atomic_cap { IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB };
-enum ibv_mtu {
-    IBV_MTU_256 = 1,
-    IBV_MTU_512 = 2,
-    IBV_MTU_1024 = 3,
-    IBV_MTU_2048 = 4,
-    IBV_MTU_4096 = 5,
-};
+enum ibv_mtu { IBV_MTU_256 = 1, IBV_MTU_512 = 2, IBV_MTU_1024 = 3, IBV_MTU_2048 = 4, IBV_MTU_4096 = 5 };
 enum ibv_port_state {
-    IBV_PORT_NOP = 0,
-    IBV_PORT_DOWN = 1,
-    IBV_PORT_INIT = 2,
-    IBV_PORT_ARMED = 3,
-    IBV_PORT_ACTIVE = 4,
+    IBV_PORT_NOP = 0, IBV_PORT_DOWN = 1, IBV_PORT_INIT = 2, IBV_PORT_ARMED = 3, IBV_PORT_ACTIVE = 4,
     IBV_PORT_ACTIVE_DEFER = 5,
 };
 enum { IBV_LINK_LAYER_UNSPECIFIED, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET };
 enum ibv_fork_status { IBV_FORK_DISABLED, IBV_FORK_ENABLED, IBV_FORK_UNNEEDED };
 enum ibv_device_cap_flags {
-    IBV_DEVICE_CURR_QP_STATE_MOD = 1 << 7,
-    IBV_DEVICE_SYS_IMAGE_GUID = 1 << 11,
-    IBV_DEVICE_RC_RNR_NAK_GEN = 1 << 12,
-    IBV_DEVICE_SRQ_RESIZE = 1 << 13,
-    IBV_DEVICE_MEM_WINDOW = 1 << 17,
-    IBV_DEVICE_XRC = 1 << 20,
+    IBV_DEVICE_CURR_QP_STATE_MOD = 1 << 7, IBV_DEVICE_SYS_IMAGE_GUID = 1 << 11, IBV_DEVICE_RC_RNR_NAK_GEN = 1 << 12,
+    IBV_DEVICE_SRQ_RESIZE = 1 << 13, IBV_DEVICE_MEM_WINDOW = 1 << 17, IBV_DEVICE_XRC = 1 << 20,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B = 1 << 24,
 };
 
 enum ibv_odp_transport_cap_bits {
-    IBV_ODP_SUPPORT_SEND = 1 << 0,
-    IBV_ODP_SUPPORT_RECV = 1 << 1,
-    IBV_ODP_SUPPORT_WRITE = 1 << 2,
-    IBV_ODP_SUPPORT_READ = 1 << 3,
-    IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
-    IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
+    IBV_ODP_SUPPORT_SEND = 1 << 0, IBV_ODP_SUPPORT_RECV = 1 << 1, IBV_ODP_SUPPORT_WRITE = 1 << 2,
+    IBV_ODP_SUPPORT_READ = 1 << 3, IBV_ODP_SUPPORT_ATOMIC = 1 << 4, IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
 };
 enum ibv_odp_general_caps { IBV_ODP_SUPPORT = 1 << 0, IBV_ODP_SUPPORT_IMPLICIT = 1 << 1 };
-enum ibv_port_cap_flags {
-    IBV_PORT_CM_SUP = 1 << 16,
-    IBV_PORT_IP_BASED_GIDS = 1 << 26,
-};
+enum ibv_port_cap_flags { IBV_PORT_CM_SUP = 1 << 16, IBV_PORT_IP_BASED_GIDS = 1 << 26 };
 enum ibv_rate {
-    IBV_RATE_MAX = 0,
-    IBV_RATE_2_5_GBPS = 2,
-    IBV_RATE_5_GBPS = 5,
-    IBV_RATE_10_GBPS = 3,
-    IBV_RATE_20_GBPS = 6,
-    IBV_RATE_30_GBPS = 4,
-    IBV_RATE_40_GBPS = 7,
-    IBV_RATE_60_GBPS = 8,
-    IBV_RATE_80_GBPS = 9,
-    IBV_RATE_120_GBPS = 10,
-    IBV_RATE_14_GBPS = 11,
-    IBV_RATE_56_GBPS = 12,
-    IBV_RATE_112_GBPS = 13,
-    IBV_RATE_168_GBPS = 14,
-    IBV_RATE_25_GBPS = 15,
-    IBV_RATE_100_GBPS = 16,
-    IBV_RATE_200_GBPS = 17,
-    IBV_RATE_300_GBPS = 18,
-    IBV_RATE_28_GBPS = 19,
-    IBV_RATE_50_GBPS = 20,
-    IBV_RATE_400_GBPS = 21,
-    IBV_RATE_600_GBPS = 22,
-    IBV_RATE_800_GBPS = 23,
-    IBV_RATE_1200_GBPS = 24,
+    IBV_RATE_MAX = 0, IBV_RATE_2_5_GBPS = 2, IBV_RATE_5_GBPS = 5, IBV_RATE_10_GBPS = 3, IBV_RATE_20_GBPS = 6,
+    IBV_RATE_30_GBPS = 4, IBV_RATE_40_GBPS = 7, IBV_RATE_60_GBPS = 8, IBV_RATE_80_GBPS = 9, IBV_RATE_120_GBPS = 10,
+    IBV_RATE_14_GBPS = 11, IBV_RATE_56_GBPS = 12, IBV_RATE_112_GBPS = 13, IBV_RATE_168_GBPS = 14,
+    IBV_RATE_25_GBPS = 15, IBV_RATE_100_GBPS = 16, IBV_RATE_200_GBPS = 17, IBV_RATE_300_GBPS = 18,
+    IBV_RATE_28_GBPS = 19, IBV_RATE_50_GBPS = 20, IBV_RATE_400_GBPS = 21, IBV_RATE_600_GBPS = 22,
+    IBV_RATE_800_GBPS = 23, IBV_RATE_1200_GBPS = 24,
 };
 enum ibv_values_mask { IBV_VALUES_MASK_RAW_CLOCK = 1 << 0, IBV_VALUES_MASK_RESERVED = 1 << 1 };
 
@@ -191,61 +118,28 @@ struct ibv_device {
     struct _ibv_device_ops _ops;
     enum ibv_node_type node_type;
     enum ibv_transport_type transport_type;
-    char name[64];
-    char dev_name[64];
-    char dev_path[256];
-    char ibdev_path[256];
+    char name[64], dev_name[64], dev_path[256], ibdev_path[256];
 };
 
 struct ibv_gid_entry {
     union ibv_gid gid;
-    uint32_t gid_index;
-    uint32_t port_num;
-    uint32_t gid_type;
-    uint32_t ndev_ifindex;
+    uint32_t gid_index, port_num, gid_type, ndev_ifindex;
 };
 
 struct ibv_device_attr {
     char fw_ver[64];
-    __be64 node_guid;
-    __be64 sys_image_guid;
-    uint64_t max_mr_size;
-    uint64_t page_size_cap;
-    uint32_t vendor_id;
-    uint32_t vendor_part_id;
-    uint32_t hw_ver;
-    int max_qp;
-    int max_qp_wr;
+    __be64 node_guid, sys_image_guid;
+    uint64_t max_mr_size, page_size_cap;
+    uint32_t vendor_id, vendor_part_id, hw_ver;
+    int max_qp, max_qp_wr;
     unsigned int device_cap_flags;
-    int max_sge;
-    int max_sge_rd;
-    int max_cq;
-    int max_cqe;
-    int max_mr;
-    int max_pd;
-    int max_qp_rd_atom;
-    int max_ee_rd_atom;
-    int max_res_rd_atom;
-    int max_qp_init_rd_atom;
-    int max_ee_init_rd_atom;
+    int max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom;
+    int max_qp_init_rd_atom, max_ee_init_rd_atom;
     enum ibv_atomic_cap atomic_cap;
-    int max_ee;
-    int max_rdd;
-    int max_mw;
-    int max_raw_ipv6_qp;
-    int max_raw_ethy_qp;
-    int max_mcast_grp;
-    int max_mcast_qp_attach;
-    int max_total_mcast_qp_attach;
-    int max_ah;
-    int max_fmr;
-    int max_map_per_fmr;
-    int max_srq;
-    int max_srq_wr;
-    int max_srq_sge;
+    int max_ee, max_rdd, max_mw, max_raw_ipv6_qp, max_raw_ethy_qp, max_mcast_grp, max_mcast_qp_attach;
+    int max_total_mcast_qp_attach, max_ah, max_fmr, max_map_per_fmr, max_srq, max_srq_wr, max_srq_sge;
     uint16_t max_pkeys;
-    uint8_t local_ca_ack_delay;
-    uint8_t phys_port_cnt;
+    uint8_t local_ca_ack_delay, phys_port_cnt;
 };
 
 struct ibv_query_device_ex_input {
@@ -255,57 +149,41 @@ struct ibv_query_device_ex_input {
 struct ibv_odp_caps {
     uint64_t general_caps;
     struct {
-        uint32_t rc_odp_caps;
-        uint32_t uc_odp_caps;
-        uint32_t ud_odp_caps;
+        uint32_t rc_odp_caps, uc_odp_caps, ud_odp_caps;
     } per_transport_caps;
 };
 
 struct ibv_tso_caps {
-    uint32_t max_tso;
-    uint32_t supported_qpts;
+    uint32_t max_tso, supported_qpts;
 };
 
 struct ibv_rss_caps {
-    uint32_t supported_qpts;
-    uint32_t max_rwq_indirection_tables;
-    uint32_t max_rwq_indirection_table_size;
+    uint32_t supported_qpts, max_rwq_indirection_tables, max_rwq_indirection_table_size;
     uint64_t rx_hash_fields_mask;
     uint8_t rx_hash_function;
 };
 
 struct ibv_packet_pacing_caps {
-    uint32_t qp_rate_limit_min;
-    uint32_t qp_rate_limit_max;
-    uint32_t supported_qpts;
+    uint32_t qp_rate_limit_min, qp_rate_limit_max, supported_qpts;
 };
 
 struct ibv_tm_caps {
-    uint32_t max_rndv_hdr_size;
-    uint32_t max_num_tags;
-    uint32_t flags;
-    uint32_t max_ops;
-    uint32_t max_sge;
+    uint32_t max_rndv_hdr_size, max_num_tags, flags, max_ops, max_sge;
 };
 
 struct ibv_cq_moderation_caps {
-    uint16_t max_cq_count;
-    uint16_t max_cq_period;
+    uint16_t max_cq_count, max_cq_period;
 };
 
 struct ibv_pci_atomic_caps {
-    uint16_t fetch_add;
-    uint16_t swap;
-    uint16_t compare_swap;
+    uint16_t fetch_add, swap, compare_swap;
 };
 
 struct ibv_device_attr_ex {
     struct ibv_device_attr orig_attr;
     uint32_t comp_mask;
     struct ibv_odp_caps odp_caps;
-    uint64_t completion_timestamp_mask;
-    uint64_t hca_core_clock;
-    uint64_t device_cap_flags_ex;
+    uint64_t completion_timestamp_mask, hca_core_clock, device_cap_flags_ex;
     struct ibv_tso_caps tso_caps;
     struct ibv_rss_caps rss_caps;
     uint32_t max_wq_type_rq;
@@ -315,32 +193,17 @@ struct ibv_device_attr_ex {
     struct ibv_cq_moderation_caps cq_mod_caps;
     uint64_t max_dm_size;
     struct ibv_pci_atomic_caps pci_atomic_caps;
-    uint32_t xrc_odp_caps;
-    uint32_t phys_port_cnt_ex;
+    uint32_t xrc_odp_caps, phys_port_cnt_ex;
 };
 
 struct ibv_port_attr {
     enum ibv_port_state state;
-    enum ibv_mtu max_mtu;
-    enum ibv_mtu active_mtu;
+    enum ibv_mtu max_mtu, active_mtu;
     int gid_tbl_len;
-    uint32_t port_cap_flags;
-    uint32_t max_msg_sz;
-    uint32_t bad_pkey_cntr;
-    uint32_t qkey_viol_cntr;
-    uint16_t pkey_tbl_len;
-    uint16_t lid;
-    uint16_t sm_lid;
-    uint8_t lmc;
-    uint8_t max_vl_num;
-    uint8_t sm_sl;
-    uint8_t subnet_timeout;
-    uint8_t init_type_reply;
-    uint8_t active_width;
-    uint8_t active_speed;
-    uint8_t phys_state;
-    uint8_t link_layer;
-    uint8_t flags;
+    uint32_t port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr;
+    uint16_t pkey_tbl_len, lid, sm_lid;
+    uint8_t lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed, phys_state;
+    uint8_t link_layer, flags;
     uint16_t port_cap_flags2;
     uint32_t active_speed_ex;
 };
@@ -353,46 +216,29 @@ struct ibv_values_ex {
 /* ---- Protection domains and memory --------------------------------------- */
 
 enum ibv_access_flags {
-    IBV_ACCESS_LOCAL_WRITE = 1,
-    IBV_ACCESS_REMOTE_WRITE = 1 << 1,
-    IBV_ACCESS_REMOTE_READ = 1 << 2,
-    IBV_ACCESS_REMOTE_ATOMIC = 1 << 3,
-    IBV_ACCESS_MW_BIND = 1 << 4,
-    IBV_ACCESS_ZERO_BASED = 1 << 5,
-    IBV_ACCESS_ON_DEMAND = 1 << 6,
-    IBV_ACCESS_HUGETLB = 1 << 7,
-    IBV_ACCESS_FLUSH_GLOBAL = 1 << 8,
-    IBV_ACCESS_FLUSH_PERSISTENT = 1 << 9,
-    IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
+    IBV_ACCESS_LOCAL_WRITE = 1, IBV_ACCESS_REMOTE_WRITE = 1 << 1, IBV_ACCESS_REMOTE_READ = 1 << 2,
+    IBV_ACCESS_REMOTE_ATOMIC = 1 << 3, IBV_ACCESS_MW_BIND = 1 << 4, IBV_ACCESS_ZERO_BASED = 1 << 5,
+    IBV_ACCESS_ON_DEMAND = 1 << 6, IBV_ACCESS_HUGETLB = 1 << 7, IBV_ACCESS_FLUSH_GLOBAL = 1 << 8,
+    IBV_ACCESS_FLUSH_PERSISTENT = 1 << 9, IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
 };
 /* A device may ignore these bits where it does not know them. */
-#define IBV_ACCESS_OPTIONAL_FIRST (1 << 20)
 #define IBV_ACCESS_OPTIONAL_RANGE 0x3ff00000 /* bits 20 to 29 */
 
 enum ibv_rereg_mr_flags {
-    IBV_REREG_MR_CHANGE_TRANSLATION = 1 << 0,
-    IBV_REREG_MR_CHANGE_PD = 1 << 1,
-    IBV_REREG_MR_CHANGE_ACCESS = 1 << 2,
+    IBV_REREG_MR_CHANGE_TRANSLATION = 1 << 0, IBV_REREG_MR_CHANGE_PD = 1 << 1, IBV_REREG_MR_CHANGE_ACCESS = 1 << 2,
     IBV_REREG_MR_FLAGS_SUPPORTED = ((IBV_REREG_MR_CHANGE_ACCESS << 1) - 1),
 };
 enum ibv_rereg_mr_err_code {
-    IBV_REREG_MR_ERR_INPUT = -1,
-    IBV_REREG_MR_ERR_DO_FORK_OLD = -3,
-    IBV_REREG_MR_ERR_CMD = -4,
+    IBV_REREG_MR_ERR_INPUT = -1, IBV_REREG_MR_ERR_DO_FORK_OLD = -3, IBV_REREG_MR_ERR_CMD = -4,
     IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW = -5,
 };
 enum ibv_mw_type { IBV_MW_TYPE_1 = 1, IBV_MW_TYPE_2 = 2 };
-enum ibv_xrcd_init_attr_mask {
-    IBV_XRCD_INIT_ATTR_FD = 1 << 0,
-    IBV_XRCD_INIT_ATTR_OFLAGS = 1 << 1,
-};
+enum ibv_xrcd_init_attr_mask { IBV_XRCD_INIT_ATTR_FD = 1 << 0, IBV_XRCD_INIT_ATTR_OFLAGS = 1 << 1 };
 enum ibv_parent_domain_init_attr_mask {
-    IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1 << 0,
-    IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
+    IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1 << 0, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
 };
 enum ib_uverbs_advise_mr_advice {
-    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
-    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
 };
 enum ib_uverbs_advise_mr_flag { IB_UVERBS_ADVISE_MR_FLAG_FLUSH = 1 << 0 };
@@ -410,23 +256,19 @@ struct ibv_mr {
     struct ibv_pd *pd;
     void *addr;
     size_t length;
-    uint32_t handle;
-    uint32_t lkey;
-    uint32_t rkey;
+    uint32_t handle, lkey, rkey;
 };
 
 struct ibv_mw {
     struct ibv_context *context;
     struct ibv_pd *pd;
-    uint32_t rkey;
-    uint32_t handle;
+    uint32_t rkey, handle;
     enum ibv_mw_type type;
 };
 
 struct ibv_mw_bind_info {
     struct ibv_mr *mr;
-    uint64_t addr;
-    uint64_t length;
+    uint64_t addr, length;
     unsigned int mw_access_flags;
 };
 
@@ -440,14 +282,12 @@ struct ibv_dm {
     struct ibv_context *context;
     int (*memcpy_to_dm)(struct ibv_dm *, uint64_t, const void *, size_t);
     int (*memcpy_from_dm)(void *, struct ibv_dm *, uint64_t, size_t);
-    uint32_t comp_mask;
-    uint32_t handle;
+    uint32_t comp_mask, handle;
 };
 
 struct ibv_alloc_dm_attr {
     size_t length;
-    uint32_t log_align_req;
-    uint32_t comp_mask;
+    uint32_t log_align_req, comp_mask;
 };
 
 struct ibv_td {
@@ -473,92 +313,44 @@ struct ibv_xrcd {
 
 struct ibv_xrcd_init_attr {
     uint32_t comp_mask;
-    int fd;
-    int oflags;
+    int fd, oflags;
 };
 
 /* ---- Completions ---------------------------------------------------------- */
 
 enum ibv_wc_status {
-    IBV_WC_SUCCESS,
-    IBV_WC_LOC_LEN_ERR,
-    IBV_WC_LOC_QP_OP_ERR,
-    IBV_WC_LOC_EEC_OP_ERR,
-    IBV_WC_LOC_PROT_ERR,
-    IBV_WC_WR_FLUSH_ERR,
-    IBV_WC_MW_BIND_ERR,
-    IBV_WC_BAD_RESP_ERR,
-    IBV_WC_LOC_ACCESS_ERR,
-    IBV_WC_REM_INV_REQ_ERR,
-    IBV_WC_REM_ACCESS_ERR,
-    IBV_WC_REM_OP_ERR,
-    IBV_WC_RETRY_EXC_ERR,
-    IBV_WC_RNR_RETRY_EXC_ERR,
-    IBV_WC_LOC_RDD_VIOL_ERR,
-    IBV_WC_REM_INV_RD_REQ_ERR,
-    IBV_WC_REM_ABORT_ERR,
-    IBV_WC_INV_EECN_ERR,
-    IBV_WC_INV_EEC_STATE_ERR,
-    IBV_WC_FATAL_ERR,
-    IBV_WC_RESP_TIMEOUT_ERR,
-    IBV_WC_GENERAL_ERR,
-    IBV_WC_TM_ERR,
+    IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_EEC_OP_ERR, IBV_WC_LOC_PROT_ERR,
+    IBV_WC_WR_FLUSH_ERR, IBV_WC_MW_BIND_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+    IBV_WC_LOC_RDD_VIOL_ERR, IBV_WC_REM_INV_RD_REQ_ERR, IBV_WC_REM_ABORT_ERR, IBV_WC_INV_EECN_ERR,
+    IBV_WC_INV_EEC_STATE_ERR, IBV_WC_FATAL_ERR, IBV_WC_RESP_TIMEOUT_ERR, IBV_WC_GENERAL_ERR, IBV_WC_TM_ERR,
     IBV_WC_TM_RNDV_INCOMPLETE,
 };
 enum ibv_wc_opcode {
-    IBV_WC_SEND,
-    IBV_WC_RDMA_WRITE,
-    IBV_WC_RDMA_READ,
-    IBV_WC_COMP_SWAP,
-    IBV_WC_FETCH_ADD,
-    IBV_WC_BIND_MW,
-    IBV_WC_LOCAL_INV,
-    IBV_WC_TSO,
-    IBV_WC_FLUSH,
-    IBV_WC_ATOMIC_WRITE = 9,
-    IBV_WC_RECV = 1 << 7,
+    IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_BIND_MW,
+    IBV_WC_LOCAL_INV, IBV_WC_TSO, IBV_WC_FLUSH, IBV_WC_ATOMIC_WRITE = 9, IBV_WC_RECV = 1 << 7,
     IBV_WC_RECV_RDMA_WITH_IMM,
 };
 enum { IBV_WC_IP_CSUM_OK_SHIFT = 2 };
 enum ibv_wc_flags {
-    IBV_WC_GRH = 1 << 0,
-    IBV_WC_WITH_IMM = 1 << 1,
-    IBV_WC_IP_CSUM_OK = 1 << IBV_WC_IP_CSUM_OK_SHIFT,
+    IBV_WC_GRH = 1 << 0, IBV_WC_WITH_IMM = 1 << 1, IBV_WC_IP_CSUM_OK = 1 << IBV_WC_IP_CSUM_OK_SHIFT,
     IBV_WC_WITH_INV = 1 << 3,
 };
 enum ibv_create_cq_wc_flags {
-    IBV_WC_EX_WITH_BYTE_LEN = 1 << 0,
-    IBV_WC_EX_WITH_IMM = 1 << 1,
-    IBV_WC_EX_WITH_QP_NUM = 1 << 2,
-    IBV_WC_EX_WITH_SRC_QP = 1 << 3,
-    IBV_WC_EX_WITH_SLID = 1 << 4,
-    IBV_WC_EX_WITH_SL = 1 << 5,
-    IBV_WC_EX_WITH_DLID_PATH_BITS = 1 << 6,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP = 1 << 7,
-    IBV_WC_EX_WITH_CVLAN = 1 << 8,
-    IBV_WC_EX_WITH_FLOW_TAG = 1 << 9,
-    IBV_WC_EX_WITH_TM_INFO = 1 << 10,
+    IBV_WC_EX_WITH_BYTE_LEN = 1 << 0, IBV_WC_EX_WITH_IMM = 1 << 1, IBV_WC_EX_WITH_QP_NUM = 1 << 2,
+    IBV_WC_EX_WITH_SRC_QP = 1 << 3, IBV_WC_EX_WITH_SLID = 1 << 4, IBV_WC_EX_WITH_SL = 1 << 5,
+    IBV_WC_EX_WITH_DLID_PATH_BITS = 1 << 6, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP = 1 << 7,
+    IBV_WC_EX_WITH_CVLAN = 1 << 8, IBV_WC_EX_WITH_FLOW_TAG = 1 << 9, IBV_WC_EX_WITH_TM_INFO = 1 << 10,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11,
 };
 enum {
     IBV_WC_STANDARD_FLAGS =
-        IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM | IBV_WC_EX_WITH_QP_NUM |
-        IBV_WC_EX_WITH_SRC_QP | IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL |
-        IBV_WC_EX_WITH_DLID_PATH_BITS,
+        IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM | IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_SRC_QP |
+        IBV_WC_EX_WITH_SLID | IBV_WC_EX_WITH_SL | IBV_WC_EX_WITH_DLID_PATH_BITS,
 };
-enum {
-    IBV_CREATE_CQ_SUP_WC_FLAGS =
-        IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_CVLAN |
-        IBV_WC_EX_WITH_FLOW_TAG | IBV_WC_EX_WITH_TM_INFO |
-        IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
-};
-enum ibv_cq_init_attr_mask {
-    IBV_CQ_INIT_ATTR_MASK_FLAGS = 1 << 0,
-    IBV_CQ_INIT_ATTR_MASK_PD = 1 << 1,
-};
+enum ibv_cq_init_attr_mask { IBV_CQ_INIT_ATTR_MASK_FLAGS = 1 << 0, IBV_CQ_INIT_ATTR_MASK_PD = 1 << 1 };
 enum ibv_create_cq_attr_flags {
-    IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1 << 0,
-    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 1 << 1,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1 << 0, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 1 << 1,
 };
 enum ibv_cq_attr_mask { IBV_CQ_ATTR_MODERATE = 1 << 0, IBV_CQ_ATTR_RESERVED = 1 << 1 };
 
@@ -566,34 +358,27 @@ struct ibv_wc {
     uint64_t wr_id;
     enum ibv_wc_status status;
     enum ibv_wc_opcode opcode;
-    uint32_t vendor_err;
-    uint32_t byte_len;
+    uint32_t vendor_err, byte_len;
     union {
         __be32 imm_data;
         uint32_t invalidated_rkey;
     };
-    uint32_t qp_num;
-    uint32_t src_qp;
+    uint32_t qp_num, src_qp;
     unsigned int wc_flags;
-    uint16_t pkey_index;
-    uint16_t slid;
-    uint8_t sl;
-    uint8_t dlid_path_bits;
+    uint16_t pkey_index, slid;
+    uint8_t sl, dlid_path_bits;
 };
 
 struct ibv_grh {
     __be32 version_tclass_flow;
     __be16 paylen;
-    uint8_t next_hdr;
-    uint8_t hop_limit;
-    union ibv_gid sgid;
-    union ibv_gid dgid;
+    uint8_t next_hdr, hop_limit;
+    union ibv_gid sgid, dgid;
 };
 
 struct ibv_comp_channel {
     struct ibv_context *context;
-    int fd;
-    int refcnt;
+    int fd, refcnt;
 };
 
 struct ibv_cq {
@@ -604,8 +389,7 @@ struct ibv_cq {
     int cqe;
     pthread_mutex_t mutex;
     pthread_cond_t cond;
-    uint32_t comp_events_completed;
-    uint32_t async_events_completed;
+    uint32_t comp_events_completed, async_events_completed;
 };
 
 struct ibv_cq_init_attr_ex {
@@ -614,8 +398,7 @@ struct ibv_cq_init_attr_ex {
     struct ibv_comp_channel *channel;
     uint32_t comp_vector;
     uint64_t wc_flags;
-    uint32_t comp_mask;
-    uint32_t flags;
+    uint32_t comp_mask, flags;
     struct ibv_pd *parent_domain;
 };
 
@@ -624,8 +407,7 @@ struct ibv_poll_cq_attr {
 };
 
 struct ibv_moderate_cq {
-    uint16_t cq_count;
-    uint16_t cq_period;
+    uint16_t cq_count, cq_period;
 };
 
 struct ibv_modify_cq_attr {
@@ -641,9 +423,7 @@ struct ibv_cq_ex {
     int cqe;
     pthread_mutex_t mutex;
     pthread_cond_t cond;
-    uint32_t comp_events_completed;
-    uint32_t async_events_completed;
-    uint32_t comp_mask;
+    uint32_t comp_events_completed, async_events_completed, comp_mask;
     enum ibv_wc_status status;
     uint64_t wr_id;
     int (*start_poll)(struct ibv_cq_ex *, struct ibv_poll_cq_attr *);
@@ -671,19 +451,13 @@ struct ibv_cq_ex {
 struct ibv_global_route {
     union ibv_gid dgid;
     uint32_t flow_label;
-    uint8_t sgid_index;
-    uint8_t hop_limit;
-    uint8_t traffic_class;
+    uint8_t sgid_index, hop_limit, traffic_class;
 };
 
 struct ibv_ah_attr {
     struct ibv_global_route grh;
     uint16_t dlid;
-    uint8_t sl;
-    uint8_t src_path_bits;
-    uint8_t static_rate;
-    uint8_t is_global;
-    uint8_t port_num;
+    uint8_t sl, src_path_bits, static_rate, is_global, port_num;
 };
 
 struct ibv_ah {
@@ -697,112 +471,55 @@ struct ibv_ah {
 enum ibv_srq_attr_mask { IBV_SRQ_MAX_WR = 1 << 0, IBV_SRQ_LIMIT = 1 << 1 };
 enum ibv_srq_type { IBV_SRQT_BASIC, IBV_SRQT_XRC, IBV_SRQT_TM };
 enum ibv_srq_init_attr_mask {
-    IBV_SRQ_INIT_ATTR_TYPE = 1 << 0,
-    IBV_SRQ_INIT_ATTR_PD = 1 << 1,
-    IBV_SRQ_INIT_ATTR_XRCD = 1 << 2,
+    IBV_SRQ_INIT_ATTR_TYPE = 1 << 0, IBV_SRQ_INIT_ATTR_PD = 1 << 1, IBV_SRQ_INIT_ATTR_XRCD = 1 << 2,
     IBV_SRQ_INIT_ATTR_CQ = 1 << 3,
 };
 enum ibv_qp_type {
-    IBV_QPT_RC = 2,
-    IBV_QPT_UC,
-    IBV_QPT_UD,
-    IBV_QPT_RAW_PACKET = 8,
-    IBV_QPT_XRC_SEND = 9,
-    IBV_QPT_XRC_RECV,
+    IBV_QPT_RC = 2, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_RAW_PACKET = 8, IBV_QPT_XRC_SEND = 9, IBV_QPT_XRC_RECV,
     IBV_QPT_DRIVER = 0xff,
 };
 enum ibv_qp_init_attr_mask {
-    IBV_QP_INIT_ATTR_PD = 1 << 0,
-    IBV_QP_INIT_ATTR_XRCD = 1 << 1,
-    IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,
+    IBV_QP_INIT_ATTR_PD = 1 << 0, IBV_QP_INIT_ATTR_XRCD = 1 << 1, IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 1 << 6,
 };
-enum ibv_qp_create_flags {
-    IBV_QP_CREATE_BLOCK_SELF_MCAST_LB = 1 << 1,
-};
+enum ibv_qp_create_flags { IBV_QP_CREATE_BLOCK_SELF_MCAST_LB = 1 << 1 };
 enum ibv_qp_create_send_ops_flags {
-    IBV_QP_EX_WITH_RDMA_WRITE = 1 << 0,
-    IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM = 1 << 1,
-    IBV_QP_EX_WITH_SEND = 1 << 2,
-    IBV_QP_EX_WITH_SEND_WITH_IMM = 1 << 3,
-    IBV_QP_EX_WITH_RDMA_READ = 1 << 4,
-    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP = 1 << 5,
-    IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD = 1 << 6,
-    IBV_QP_EX_WITH_LOCAL_INV = 1 << 7,
-    IBV_QP_EX_WITH_BIND_MW = 1 << 8,
-    IBV_QP_EX_WITH_SEND_WITH_INV = 1 << 9,
-    IBV_QP_EX_WITH_TSO = 1 << 10,
-    IBV_QP_EX_WITH_FLUSH = 1 << 11,
-    IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12,
+    IBV_QP_EX_WITH_RDMA_WRITE = 1 << 0, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM = 1 << 1, IBV_QP_EX_WITH_SEND = 1 << 2,
+    IBV_QP_EX_WITH_SEND_WITH_IMM = 1 << 3, IBV_QP_EX_WITH_RDMA_READ = 1 << 4,
+    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP = 1 << 5, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD = 1 << 6,
+    IBV_QP_EX_WITH_LOCAL_INV = 1 << 7, IBV_QP_EX_WITH_BIND_MW = 1 << 8, IBV_QP_EX_WITH_SEND_WITH_INV = 1 << 9,
+    IBV_QP_EX_WITH_TSO = 1 << 10, IBV_QP_EX_WITH_FLUSH = 1 << 11, IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12,
 };
 enum ibv_qp_open_attr_mask {
-    IBV_QP_OPEN_ATTR_NUM = 1 << 0,
-    IBV_QP_OPEN_ATTR_XRCD = 1 << 1,
-    IBV_QP_OPEN_ATTR_CONTEXT = 1 << 2,
+    IBV_QP_OPEN_ATTR_NUM = 1 << 0, IBV_QP_OPEN_ATTR_XRCD = 1 << 1, IBV_QP_OPEN_ATTR_CONTEXT = 1 << 2,
     IBV_QP_OPEN_ATTR_TYPE = 1 << 3,
 };
 enum ibv_qp_attr_mask {
-    IBV_QP_STATE = 1 << 0,
-    IBV_QP_CUR_STATE = 1 << 1,
-    IBV_QP_EN_SQD_ASYNC_NOTIFY = 1 << 2,
-    IBV_QP_ACCESS_FLAGS = 1 << 3,
-    IBV_QP_PKEY_INDEX = 1 << 4,
-    IBV_QP_PORT = 1 << 5,
-    IBV_QP_QKEY = 1 << 6,
-    IBV_QP_AV = 1 << 7,
-    IBV_QP_PATH_MTU = 1 << 8,
-    IBV_QP_TIMEOUT = 1 << 9,
-    IBV_QP_RETRY_CNT = 1 << 10,
-    IBV_QP_RNR_RETRY = 1 << 11,
-    IBV_QP_RQ_PSN = 1 << 12,
-    IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13,
-    IBV_QP_ALT_PATH = 1 << 14,
-    IBV_QP_MIN_RNR_TIMER = 1 << 15,
-    IBV_QP_SQ_PSN = 1 << 16,
-    IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17,
-    IBV_QP_PATH_MIG_STATE = 1 << 18,
-    IBV_QP_CAP = 1 << 19,
-    IBV_QP_DEST_QPN = 1 << 20,
-    IBV_QP_RATE_LIMIT = 1 << 25,
+    IBV_QP_STATE = 1 << 0, IBV_QP_CUR_STATE = 1 << 1, IBV_QP_EN_SQD_ASYNC_NOTIFY = 1 << 2,
+    IBV_QP_ACCESS_FLAGS = 1 << 3, IBV_QP_PKEY_INDEX = 1 << 4, IBV_QP_PORT = 1 << 5, IBV_QP_QKEY = 1 << 6,
+    IBV_QP_AV = 1 << 7, IBV_QP_PATH_MTU = 1 << 8, IBV_QP_TIMEOUT = 1 << 9, IBV_QP_RETRY_CNT = 1 << 10,
+    IBV_QP_RNR_RETRY = 1 << 11, IBV_QP_RQ_PSN = 1 << 12, IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13,
+    IBV_QP_ALT_PATH = 1 << 14, IBV_QP_MIN_RNR_TIMER = 1 << 15, IBV_QP_SQ_PSN = 1 << 16,
+    IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17, IBV_QP_PATH_MIG_STATE = 1 << 18, IBV_QP_CAP = 1 << 19,
+    IBV_QP_DEST_QPN = 1 << 20, IBV_QP_RATE_LIMIT = 1 << 25,
 };
 enum ibv_qp_state {
-    IBV_QPS_RESET,
-    IBV_QPS_INIT,
-    IBV_QPS_RTR,
-    IBV_QPS_RTS,
-    IBV_QPS_SQD,
-    IBV_QPS_SQE,
-    IBV_QPS_ERR,
-    IBV_QPS_UNKNOWN,
+    IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_ERR, IBV_QPS_UNKNOWN,
 };
 enum ibv_mig_state { IBV_MIG_MIGRATED, IBV_MIG_REARM, IBV_MIG_ARMED };
 enum ibv_wr_opcode {
-    IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM,
-    IBV_WR_SEND,
-    IBV_WR_SEND_WITH_IMM,
-    IBV_WR_RDMA_READ,
-    IBV_WR_ATOMIC_CMP_AND_SWP,
-    IBV_WR_ATOMIC_FETCH_AND_ADD,
-    IBV_WR_LOCAL_INV,
-    IBV_WR_BIND_MW,
-    IBV_WR_SEND_WITH_INV,
-    IBV_WR_TSO,
-    IBV_WR_FLUSH = 14,
-    IBV_WR_ATOMIC_WRITE = 15,
+    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ,
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW, IBV_WR_SEND_WITH_INV,
+    IBV_WR_TSO, IBV_WR_FLUSH = 14, IBV_WR_ATOMIC_WRITE = 15,
 };
 enum ibv_send_flags {
-    IBV_SEND_FENCE = 1 << 0,
-    IBV_SEND_SIGNALED = 1 << 1,
-    IBV_SEND_SOLICITED = 1 << 2,
-    IBV_SEND_INLINE = 1 << 3,
+    IBV_SEND_FENCE = 1 << 0, IBV_SEND_SIGNALED = 1 << 1, IBV_SEND_SOLICITED = 1 << 2, IBV_SEND_INLINE = 1 << 3,
     IBV_SEND_IP_CSUM = 1 << 4,
 };
 
 struct ibv_sge {
     uint64_t addr;
-    uint32_t length;
-    uint32_t lkey;
+    uint32_t length, lkey;
 };
 
 struct ibv_data_buf {
@@ -827,15 +544,12 @@ struct ibv_send_wr {
             uint32_t rkey;
         } rdma;
         struct {
-            uint64_t remote_addr;
-            uint64_t compare_add;
-            uint64_t swap;
+            uint64_t remote_addr, compare_add, swap;
             uint32_t rkey;
         } atomic;
         struct {
             struct ibv_ah *ah;
-            uint32_t remote_qpn;
-            uint32_t remote_qkey;
+            uint32_t remote_qpn, remote_qkey;
         } ud;
     } wr;
     union {
@@ -851,8 +565,7 @@ struct ibv_send_wr {
         } bind_mw;
         struct {
             void *hdr;
-            uint16_t hdr_sz;
-            uint16_t mss;
+            uint16_t hdr_sz, mss;
         } tso;
     };
 };
@@ -865,9 +578,7 @@ struct ibv_recv_wr {
 };
 
 struct ibv_srq_attr {
-    uint32_t max_wr;
-    uint32_t max_sge;
-    uint32_t srq_limit;
+    uint32_t max_wr, max_sge, srq_limit;
 };
 
 struct ibv_srq_init_attr {
@@ -886,24 +597,17 @@ struct ibv_srq {
 };
 
 struct ibv_qp_cap {
-    uint32_t max_send_wr;
-    uint32_t max_recv_wr;
-    uint32_t max_send_sge;
-    uint32_t max_recv_sge;
-    uint32_t max_inline_data;
+    uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data;
 };
 
 struct ibv_rx_hash_conf {
-    uint8_t rx_hash_function;
-    uint8_t rx_hash_key_len;
-    uint8_t *rx_hash_key;
+    uint8_t rx_hash_function, rx_hash_key_len, *rx_hash_key;
     uint64_t rx_hash_fields_mask;
 };
 
 struct ibv_qp_init_attr {
     void *qp_context;
-    struct ibv_cq *send_cq;
-    struct ibv_cq *recv_cq;
+    struct ibv_cq *send_cq, *recv_cq;
     struct ibv_srq *srq;
     struct ibv_qp_cap cap;
     enum ibv_qp_type qp_type;
@@ -912,8 +616,7 @@ struct ibv_qp_init_attr {
 
 struct ibv_qp_init_attr_ex {
     void *qp_context;
-    struct ibv_cq *send_cq;
-    struct ibv_cq *recv_cq;
+    struct ibv_cq *send_cq, *recv_cq;
     struct ibv_srq *srq;
     struct ibv_qp_cap cap;
     enum ibv_qp_type qp_type;
@@ -930,57 +633,37 @@ struct ibv_qp_init_attr_ex {
 };
 
 struct ibv_qp_open_attr {
-    uint32_t comp_mask;
-    uint32_t qp_num;
+    uint32_t comp_mask, qp_num;
     struct ibv_xrcd *xrcd;
     void *qp_context;
     enum ibv_qp_type qp_type;
 };
 
 struct ibv_qp_attr {
-    enum ibv_qp_state qp_state;
-    enum ibv_qp_state cur_qp_state;
+    enum ibv_qp_state qp_state, cur_qp_state;
     enum ibv_mtu path_mtu;
     enum ibv_mig_state path_mig_state;
-    uint32_t qkey;
-    uint32_t rq_psn;
-    uint32_t sq_psn;
-    uint32_t dest_qp_num;
+    uint32_t qkey, rq_psn, sq_psn, dest_qp_num;
     unsigned int qp_access_flags;
     struct ibv_qp_cap cap;
-    struct ibv_ah_attr ah_attr;
-    struct ibv_ah_attr alt_ah_attr;
-    uint16_t pkey_index;
-    uint16_t alt_pkey_index;
-    uint8_t en_sqd_async_notify;
-    uint8_t sq_draining;
-    uint8_t max_rd_atomic;
-    uint8_t max_dest_rd_atomic;
-    uint8_t min_rnr_timer;
-    uint8_t port_num;
-    uint8_t timeout;
-    uint8_t retry_cnt;
-    uint8_t rnr_retry;
-    uint8_t alt_port_num;
-    uint8_t alt_timeout;
+    struct ibv_ah_attr ah_attr, alt_ah_attr;
+    uint16_t pkey_index, alt_pkey_index;
+    uint8_t en_sqd_async_notify, sq_draining, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num, timeout;
+    uint8_t retry_cnt, rnr_retry, alt_port_num, alt_timeout;
     uint32_t rate_limit;
 };
 
 struct ibv_ece {
-    uint32_t vendor_id;
-    uint32_t options;
-    uint32_t comp_mask;
+    uint32_t vendor_id, options, comp_mask;
 };
 
 struct ibv_qp {
     struct ibv_context *context;
     void *qp_context;
     struct ibv_pd *pd;
-    struct ibv_cq *send_cq;
-    struct ibv_cq *recv_cq;
+    struct ibv_cq *send_cq, *recv_cq;
     struct ibv_srq *srq;
-    uint32_t handle;
-    uint32_t qp_num;
+    uint32_t handle, qp_num;
     enum ibv_qp_state state;
     enum ibv_qp_type qp_type;
     pthread_mutex_t mutex;
@@ -990,8 +673,7 @@ struct ibv_qp {
 
 struct ibv_qp_ex {
     struct ibv_qp qp_base;
-    uint64_t comp_mask;
-    uint64_t wr_id;
+    uint64_t comp_mask, wr_id;
     unsigned int wr_flags;
     void (*wr_atomic_cmp_swp)(struct ibv_qp_ex *, uint32_t, uint64_t, uint64_t, uint64_t);
     void (*wr_atomic_fetch_add)(struct ibv_qp_ex *, uint32_t, uint64_t, uint64_t);
@@ -1019,8 +701,7 @@ struct ibv_qp_ex {
 };
 
 struct ibv_tm_cap {
-    uint32_t max_num_tags;
-    uint32_t max_ops;
+    uint32_t max_num_tags, max_ops;
 };
 
 struct ibv_srq_init_attr_ex {
@@ -1037,27 +718,11 @@ struct ibv_srq_init_attr_ex {
 /* ---- Asynchronous events --------------------------------------------------- */
 
 enum ibv_event_type {
-    IBV_EVENT_CQ_ERR,
-    IBV_EVENT_QP_FATAL,
-    IBV_EVENT_QP_REQ_ERR,
-    IBV_EVENT_QP_ACCESS_ERR,
-    IBV_EVENT_COMM_EST,
-    IBV_EVENT_SQ_DRAINED,
-    IBV_EVENT_PATH_MIG,
-    IBV_EVENT_PATH_MIG_ERR,
-    IBV_EVENT_DEVICE_FATAL,
-    IBV_EVENT_PORT_ACTIVE,
-    IBV_EVENT_PORT_ERR,
-    IBV_EVENT_LID_CHANGE,
-    IBV_EVENT_PKEY_CHANGE,
-    IBV_EVENT_SM_CHANGE,
-    IBV_EVENT_SRQ_ERR,
-    IBV_EVENT_SRQ_LIMIT_REACHED,
-    IBV_EVENT_QP_LAST_WQE_REACHED,
-    IBV_EVENT_CLIENT_REREGISTER,
-    IBV_EVENT_GID_CHANGE,
-    IBV_EVENT_WQ_FATAL,
-    IBV_EVENT_DEVICE_SPEED_CHANGE,
+    IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_COMM_EST,
+    IBV_EVENT_SQ_DRAINED, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE,
+    IBV_EVENT_PORT_ERR, IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_SRQ_ERR,
+    IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE,
+    IBV_EVENT_WQ_FATAL, IBV_EVENT_DEVICE_SPEED_CHANGE,
 };
 
 struct ibv_async_event {
@@ -1111,9 +776,7 @@ struct ibv_context_ops {
 struct ibv_context {
     struct ibv_device *device;
     struct ibv_context_ops ops;
-    int cmd_fd;
-    int async_fd;
-    int num_comp_vectors;
+    int cmd_fd, async_fd, num_comp_vectors;
     pthread_mutex_t mutex;
     void *abi_compat;
 };

@@ -78,7 +78,7 @@ def members(body: str, prefix: str = "") -> Iterator[str]:
         elif pointer := re.search(r"\(\*(\w+)\)", declaration):
             yield prefix + pointer[1]
         else:
-            yield prefix + re.search(r"(\w+)(\[\w+\])*$", declaration)[1]  # type: ignore[index]
+            yield from (prefix + name for name in re.findall(r"(\w+)(?:\[\w+\])*(?:,|$)", declaration))
 
 
 def probes() -> dict[str, str]:
