@@ -45,7 +45,9 @@ cdef class Inbox:
         free(self.freed)
 
     cdef inline ready_slot *at(self, uint32_t i) noexcept:
-        return &self.slots[(self.head + i) % self.places]
+        """One of the entries, or the place for the next."""
+        i += self.head
+        return &self.slots[i - self.places if i >= self.places else i]
 
     cdef inline void append(self, uint32_t slot, char *data, uint32_t length, bint elsewhere) noexcept:
         """The ledger has seen to it that there is a place."""
@@ -145,14 +147,17 @@ cdef class Inbox:
         """Is it the slot of the frame that came last, and are its bytes not consumed?"""
         return self.count and self.at(self.count - 1).slot == slot
 
+    cdef inline void drop_first(self) noexcept:
+        self.head = self.head + 1 if self.head + 1 < self.places else 0
+        self.count -= 1
+        self.offset = 0
+
     cdef inline uint32_t first_leased(self) noexcept:
         """The first entry is consumed, but its slot is not free until lease_ended()."""
         cdef uint32_t slot = self.slots[self.head].slot
         self.bytes -= self.slots[self.head].length
         self.held -= 1
-        self.head = (self.head + 1) % self.places
-        self.count -= 1
-        self.offset = 0
+        self.drop_first()
         self.leased += 1
         return slot
 
@@ -177,6 +182,4 @@ cdef class Inbox:
         self.bytes -= entry.length
         if entry.slot != NO_SLOT:
             self.free_slot(entry)
-        self.head = (self.head + 1) % self.places
-        self.count -= 1
-        self.offset = 0
+        self.drop_first()

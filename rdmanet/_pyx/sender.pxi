@@ -39,7 +39,7 @@ cdef class Sender(Member):
     cdef char *frames
     cdef char *controls
     cdef uint64_t frames_sent, done     # data frames: posted, and completed
-    cdef uint32_t frames_used           # send slots used: an inline frame leaves its slot free, and warm
+    cdef uint32_t open_slot             # the open frame's send slot: an inline frame leaves its own free, and warm
     cdef uint64_t controls_posted, controls_done
     cdef uint32_t operations            # one-sided work requests in flight
     cdef SendLog log

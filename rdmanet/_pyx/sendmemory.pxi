@@ -29,7 +29,7 @@ cdef bint borrow_frames(Sender connection):
 
 
 cdef inline char *open_frame(Sender connection) noexcept:
-    return connection.frames + (connection.frames_used % connection.data_slots) * connection.stride
+    return connection.frames + connection.open_slot * connection.stride
 
 
 cdef inline bint fill_frame(Sender connection, const char *data, size_t n, bint stays) except -1:
@@ -54,7 +54,8 @@ cdef inline void take_from_frame(Sender connection, uint32_t n) noexcept:
 cdef inline void frame_goes(Sender connection, bint is_inline) noexcept:
     """The open frame is posted. If inline, its slot is free, and is the next one again."""
     connection.fill = 0
-    connection.frames_used += not is_inline
+    if not is_inline:
+        connection.open_slot = connection.open_slot + 1 if connection.open_slot + 1 < connection.data_slots else 0
 
 
 cdef inline bint has_free_frame(Sender connection) noexcept:
