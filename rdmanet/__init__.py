@@ -98,17 +98,7 @@ _NAMES = {
     "transport": "RdmaServer RdmaTransport create_rdma_connection start_rdma_server",
 }
 _LAZY = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = (
-    "_core",
-    "blocking",
-    "credit",
-    "errors",
-    "loop",
-    "rpc",
-    "streams",
-    "tensors",
-    "transport",
-)
+_MODULES = ("_core", "blocking", "credit", "errors", "loop", "rpc", "streams", "tensors", "transport")
 
 
 _COMPILED = "rdmanet._core"

@@ -366,11 +366,7 @@ class MR(Resource):
         """The device memory that it registers, or None."""
     def _offered(self, more: int) -> None: ...
     def rereg(
-        self,
-        *,
-        pd: PD | None = None,
-        buffer: Buffer | None = None,
-        access: AccessFlags | int | None = None,
+        self, *, pd: PD | None = None, buffer: Buffer | None = None, access: AccessFlags | int | None = None
     ) -> None: ...
     @property
     def pd(self) -> PD: ...
@@ -1595,14 +1591,7 @@ class Traffic:
     def in_flight(self) -> int: ...
     def flow(self, seconds: float, limit: int = 0, *, posting: bool = True, rate: float = 0.0) -> bool: ...
     def exchange(
-        self,
-        seconds: float,
-        found: Histogram,
-        limit: int = 0,
-        *,
-        by: int,
-        answers: bool,
-        rate: float = 0.0,
+        self, seconds: float, found: Histogram, limit: int = 0, *, by: int, answers: bool, rate: float = 0.0
     ) -> bool: ...
     def restart(self) -> None: ...
 

@@ -28,19 +28,10 @@ import reprlib
 from collections.abc import Iterable
 
 __all__ = [
-    "CompletionError",
-    "CompletionResetError",
-    "DeviceLostError",
-    "DeviceNotFoundError",
-    "ModifyQPError",
-    "ProtocolError",
-    "RdmaError",
-    "RegionRevokedError",
-    "RemoteAccessError",
-    "cm_error",
-    "completion_error",
+    "CompletionError", "CompletionResetError", "DeviceLostError", "DeviceNotFoundError", "ModifyQPError",
+    "ProtocolError", "RdmaError", "RegionRevokedError", "RemoteAccessError", "cm_error", "completion_error",
     "event_error",
-]
+]  # fmt: skip
 
 PEER_TEXT_MAX = 200
 """How many characters of a peer's text reach an exception, a log or a terminal."""

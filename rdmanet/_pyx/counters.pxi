@@ -4,38 +4,11 @@
 
 cdef extern from "soft/base/counters.h" nogil:
     struct rn_counters:
-        uint64_t send_wrs
-        uint64_t recv_wrs
-        uint64_t completions
-        uint64_t bytes_mapped
-        uint64_t bytes_cma
-        uint64_t bytes_engine
-        uint64_t bytes_local
-        uint64_t bytes_inline
-        uint64_t wakeups
-        uint64_t syscalls
-        uint64_t rnr_naks
-        uint64_t deferred
-        uint64_t queued
-        uint64_t bytes_bounced
-        uint64_t lost
-        uint64_t duplicates
-        uint64_t failed
-        uint64_t bytes_stream
-        uint64_t wrong_keys
-        uint64_t bytes_shared
+        uint64_t send_wrs, recv_wrs, completions, bytes_mapped, bytes_cma, bytes_engine, bytes_local, bytes_inline
+        uint64_t wakeups, syscalls, rnr_naks, deferred, queued, bytes_bounced, lost, duplicates, failed
+        uint64_t bytes_stream, wrong_keys, bytes_shared
     struct rn_live:
-        uint32_t contexts
-        uint32_t pds
-        uint32_t mrs
-        uint32_t channels
-        uint32_t cqs
-        uint32_t qps
-        uint32_t fds
-        uint32_t mappings
-        uint32_t peers
-        uint32_t links
-        uint32_t quarantined
+        uint32_t contexts, pds, mrs, channels, cqs, qps, fds, mappings, peers, links, quarantined
 
 ctypedef int (*context_counters_fn)(verbs.ibv_context *, rn_counters *) noexcept nogil
 ctypedef int (*qp_counters_fn)(verbs.ibv_qp *, rn_counters *) noexcept nogil

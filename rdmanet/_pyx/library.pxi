@@ -299,20 +299,7 @@ def process_id():
 # ---- The base class of all owners of C objects ---------------------------------------------------------
 
 cdef enum Kind:
-    CONTEXTS
-    PDS
-    MRS
-    COMP_CHANNELS
-    CQS
-    QPS
-    EVENT_CHANNELS
-    CM_IDS
-    SRQS
-    XRCDS
-    AHS
-    MWS
-    DMS
-    KINDS
+    CONTEXTS, PDS, MRS, COMP_CHANNELS, CQS, QPS, EVENT_CHANNELS, CM_IDS, SRQS, XRCDS, AHS, MWS, DMS, KINDS
 
 _KIND_NAMES = ("contexts", "pds", "mrs", "comp_channels", "cqs", "qps", "event_channels", "cm_ids",
                "srqs", "xrcds", "ahs", "mws", "dms")

@@ -16,48 +16,27 @@ from collections.abc import Iterable
 logger = logging.getLogger("rdmanet")
 
 OURS = (
-    "RDMANET_DEVICE",
-    "RDMANET_PEERS",
-    "RDMANET_PLACE_BYTES",
-    "RDMANET_REQUIRE",
-    "RDMANET_SOFT",
+    "RDMANET_DEVICE", "RDMANET_PEERS", "RDMANET_PLACE_BYTES", "RDMANET_REQUIRE", "RDMANET_SOFT",
     "RDMANET_TRACE",
-)
+)  # fmt: skip
 """The variables that this package reads, and RDMANET_SOFT of the device."""
 
 DEVICE = "RDMANET_SOFT_"
 """The prefix of the embedded device's variables. It checks their names itself (soft/base/settings.c)."""
 
 DEVICES = (
-    "RDMANET_SOFT_ADOPT",
-    "RDMANET_SOFT_ARM",
-    "RDMANET_SOFT_CHAOS",
-    "RDMANET_SOFT_CMA",
-    "RDMANET_SOFT_CM_TIMEOUT",
-    "RDMANET_SOFT_DEFER",
-    "RDMANET_SOFT_FILES",
-    "RDMANET_SOFT_LIBRARY",
-    "RDMANET_SOFT_LINK",
-    "RDMANET_SOFT_LOG",
-    "RDMANET_SOFT_PADDED",
-    "RDMANET_SOFT_PTRACER",
-    "RDMANET_SOFT_RULES",
-    "RDMANET_SOFT_SECRET",
-    "RDMANET_SOFT_SECRET_FILE",
-    "RDMANET_SOFT_SILENCE",
-    "RDMANET_SOFT_TIMEWAIT",
-    "RDMANET_SOFT_TRANSPORT",
-)
+    "RDMANET_SOFT_ADOPT", "RDMANET_SOFT_ARM", "RDMANET_SOFT_CHAOS", "RDMANET_SOFT_CMA",
+    "RDMANET_SOFT_CM_TIMEOUT", "RDMANET_SOFT_DEFER", "RDMANET_SOFT_FILES", "RDMANET_SOFT_LIBRARY",
+    "RDMANET_SOFT_LINK", "RDMANET_SOFT_LOG", "RDMANET_SOFT_PADDED", "RDMANET_SOFT_PTRACER",
+    "RDMANET_SOFT_RULES", "RDMANET_SOFT_SECRET", "RDMANET_SOFT_SECRET_FILE", "RDMANET_SOFT_SILENCE",
+    "RDMANET_SOFT_TIMEWAIT", "RDMANET_SOFT_TRANSPORT",
+)  # fmt: skip
 """The embedded device's variables, which a wrong name with another prefix may mean."""
 
 OF_THE_TREE = (
-    "RDMANET_CLANG",
-    "RDMANET_COVERAGE",
-    "RDMANET_DEBUG",
-    "RDMANET_KERNEL",
-    "RDMANET_SANITIZE",
+    "RDMANET_CLANG", "RDMANET_COVERAGE", "RDMANET_DEBUG", "RDMANET_KERNEL", "RDMANET_SANITIZE",
     "RDMANET_WERROR",
-)
+)  # fmt: skip
 """The variables of setup.py and scripts/, which may still be set in a shell."""
 
 OF_THE_TESTS = ("RDMANET_TEST_", "RDMANET_STRESS_")
@@ -78,10 +57,7 @@ def requires_rdma() -> bool:
     """
     required = os.environ.get("RDMANET_REQUIRE")
     if required not in _REQUIRED:
-        raise OSError(
-            errno.EINVAL,
-            f"RDMANET_REQUIRE={required}: set it to rdma or no-tcp, or unset it",
-        )
+        raise OSError(errno.EINVAL, f"RDMANET_REQUIRE={required}: set it to rdma or no-tcp, or unset it")
     return required == "rdma"
 
 

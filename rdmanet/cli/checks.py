@@ -176,10 +176,7 @@ def ports(root: Path) -> Iterator[Finding]:
                     yield from _port(root, context, number)
         except OSError as exc:
             yield Finding(
-                "ports",
-                "fail",
-                f"{device.name} cannot be opened: {exc}",
-                _why_not_open(device, exc),
+                "ports", "fail", f"{device.name} cannot be opened: {exc}", _why_not_open(device, exc)
             )
 
 

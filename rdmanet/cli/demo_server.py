@@ -117,12 +117,7 @@ async def take_file(
     ours, theirs = await asyncio.to_thread(sha256, path), (await reader.readline()).decode().rstrip()
     if ours != theirs:
         print(f"server: {path} has SHA-256 {ours}, but the sender computed {theirs}", file=sys.stderr)
-    answer = {
-        "path": str(path),
-        "size": path.stat().st_size,
-        "sha256": ours,
-        "seconds": seconds,
-    }
+    answer = {"path": str(path), "size": path.stat().st_size, "sha256": ours, "seconds": seconds}
     writer.write(json.dumps(answer).encode() + b"\n")
     writer.close()
     await writer.wait_closed()

@@ -76,9 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long connections may live on after SIGTERM or Ctrl-C (default: %(default)g)",
     )
     parser.add_argument(
-        "--loop",
-        choices=["uvloop", "asyncio"],
-        help="the event loop (default: uvloop if it is installed)",
+        "--loop", choices=["uvloop", "asyncio"], help="the event loop (default: uvloop if it is installed)"
     )
     parser.add_argument(
         "--server-user",

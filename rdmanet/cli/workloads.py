@@ -321,12 +321,7 @@ class StreamPinger:
     """A pinger by reader and writer."""
 
     def __init__(
-        self,
-        size: int,
-        seconds: float,
-        *,
-        depth: int = 1,
-        stamp: Callable[[float], object] | None = None,
+        self, size: int, seconds: float, *, depth: int = 1, stamp: Callable[[float], object] | None = None
     ) -> None:
         self.size, self.seconds, self.depth = size, seconds, depth
         self.stamps: list[float] = []

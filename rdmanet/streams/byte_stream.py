@@ -88,12 +88,7 @@ async def create_rdma_listener(
         queue = AcceptQueue(backlog, home)
         queue.serves(
             await start_rdma_server(
-                queue.factory,
-                _text(local_host),
-                local_port,
-                family=family,
-                backlog=backlog,
-                **options,
+                queue.factory, _text(local_host), local_port, family=family, backlog=backlog, **options
             )
         )
         return queue

@@ -91,12 +91,7 @@ class PrivateLoop:
         """
         self.run(lambda: end.until(what), timeout, late)
 
-    def run(
-        self,
-        call: Callable[[], Coroutine[Any, Any, _T]],
-        timeout: float | None,
-        late: str = "",
-    ) -> _T:
+    def run(self, call: Callable[[], Coroutine[Any, Any, _T]], timeout: float | None, late: str = "") -> _T:
         """Run the loop until the coroutine ends. If that takes longer, cancel it and raise TimeoutError.
 
         :param late: the text of the error, if it is not to name `timeout`

@@ -24,8 +24,6 @@ _Made = TypeVar("_Made")
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_Match = Callable[[GIDEntry], bool]
-
 # The optional calls of the libraries, by feature.
 _FEATURES = {
     "dmabuf_mr": "ibv_reg_dmabuf_mr",
@@ -67,16 +65,19 @@ def find_device(
     :raises DeviceNotFoundError: no device matches; the message lists all devices
     :raises ValueError: an argument is malformed
     """
-    matches: list[_Match] = []
+    matches: list[Callable[[GIDEntry], bool]] = []
     number = _guid(guid) if guid is not None else None
     if gid is not None:
-        matches.append(_has_gid(_gid(gid)))
+        wanted = _gid(gid)
+        matches.append(lambda entry: entry.gid == wanted)
     if ip is not None:
-        matches.append(_has_address(_address(ip)))
+        address = _address(ip)
+        matches.append(lambda entry: entry.address == address)
     if netdev is not None:
-        matches.append(_has_interface(netdev))
+        matches.append(lambda entry: _interface(entry) == netdev)
     if subnet is not None:
-        matches.append(_is_in(_made(ipaddress.ip_network, subnet, "subnet")))
+        network = _made(ipaddress.ip_network, subnet, "subnet")
+        matches.append(lambda entry: entry.address in network)
     found = devices()
     for device in found:
         if name is not None and device.name != name:
@@ -162,22 +163,6 @@ def _gid(gid: bytes | str | IPAddress) -> bytes:
         return gid
     address = _made(ipaddress.ip_address, gid, "gid")
     return address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
-
-
-def _has_gid(gid: bytes) -> _Match:
-    return lambda entry: entry.gid == gid
-
-
-def _has_address(address: IPAddress) -> _Match:
-    return lambda entry: entry.address == address
-
-
-def _has_interface(name: str) -> _Match:
-    return lambda entry: _interface(entry) == name
-
-
-def _is_in(network: IPNetwork) -> _Match:
-    return lambda entry: entry.address in network
 
 
 # ---- The devices ----

@@ -25,20 +25,7 @@ from rdmanet.verbs_async.queues import AsyncCQ, AsyncQP, shared
 from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
 
 __all__ = [
-    "AsyncBufferPool",
-    "AsyncCMChannel",
-    "AsyncCMID",
-    "AsyncCMListener",
-    "AsyncCQ",
-    "AsyncQP",
-    "DeviceEvents",
-    "Future",
-    "Notifier",
-    "RemoteArray",
-    "RemoteMemory",
-    "RemoteStruct",
-    "TrioNotifier",
-    "current_notifier",
-    "exchange",
-    "shared",
-]
+    "AsyncBufferPool", "AsyncCMChannel", "AsyncCMID", "AsyncCMListener", "AsyncCQ", "AsyncQP",
+    "DeviceEvents", "Future", "Notifier", "RemoteArray", "RemoteMemory", "RemoteStruct", "TrioNotifier",
+    "current_notifier", "exchange", "shared",
+]  # fmt: skip

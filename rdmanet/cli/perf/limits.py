@@ -23,13 +23,7 @@ _FORM: Final = re.compile(
 )
 _UNITS: Final[dict[str, dict[str, float]]] = {
     "us": {"": 1.0, "us": 1.0, "µs": 1.0, "ns": 1e-3, "ms": 1e3, "s": 1e6},
-    "GB/s": {
-        "GB/s": 1.0,
-        "MB/s": 1e-3,
-        "GiB/s": 2**30 / 1e9,
-        "MiB/s": 2**20 / 1e9,
-        "Gb/s": 0.125,
-    },
+    "GB/s": {"GB/s": 1.0, "MB/s": 1e-3, "GiB/s": 2**30 / 1e9, "MiB/s": 2**20 / 1e9, "Gb/s": 0.125},
     "/s": {"": 1.0, "/s": 1.0, "k/s": 1e3, "M/s": 1e6},
     "": {"": 1.0},
 }

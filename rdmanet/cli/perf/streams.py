@@ -279,11 +279,7 @@ class _Traffic:
                 times.add(int(took_s * 1e9))
                 return bool(times.count >= self.most)
 
-            paced = {
-                "streams": PacedStreamPinger,
-                "buffered": PacedBufferedPinger,
-                "protocol": PacedPinger,
-            }
+            paced = {"streams": PacedStreamPinger, "buffered": PacedBufferedPinger, "protocol": PacedPinger}
             return paced[settings.api](size, seconds, Schedule(settings.rate, note))
         depth = 1 if self.kind.latency else int(min(settings.in_flight, self.most))
         last = self.most - (depth - 1)  # so many more are under way then
