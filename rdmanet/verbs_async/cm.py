@@ -31,19 +31,9 @@ import errno
 import logging
 from collections.abc import Iterator
 
-from rdmanet._core import (
-    CMID,
-    PD,
-    SRQ,
-    CMEvent,
-    CMEventType,
-    Context,
-    Library,
-    PortSpace,
-    QPCap,
-    QPInitAttr,
-    QPType,
-)
+from rdmanet._core import (  # isort: skip
+    CMID, PD, SRQ, CMEvent, CMEventType, Context, Library, PortSpace, QPCap, QPInitAttr, QPType,
+)  # fmt: skip
 from rdmanet.base.closable import Closable
 from rdmanet.base.notifier import Notifier
 from rdmanet.errors import cm_error

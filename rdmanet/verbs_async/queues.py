@@ -33,32 +33,11 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from rdmanet._core import (
-    CQ,
-    MR,
-    MW,
-    PD,
-    QP,
-    SGE,
-    SRQ,
-    WC,
-    AccessFlags,
-    CompChannel,
-    CompletionWatcher,
-    Context,
-    MWBind,
-    MWBindInfo,
-    MWType,
-    Operation,
-    OperationQueue,
-    QPCap,
-    QPInitAttr,
-    QPType,
-    SendFlags,
-    SendWR,
-    WROpcode,
+from rdmanet._core import (  # isort: skip
+    CQ, MR, MW, PD, QP, SGE, SRQ, WC, AccessFlags, CompChannel, CompletionWatcher, Context, MWBind,
+    MWBindInfo, MWType, Operation, OperationQueue, QPCap, QPInitAttr, QPType, SendFlags, SendWR, WROpcode,
     inc_rkey,
-)
+)  # fmt: skip
 from rdmanet.base.closable import Closable
 from rdmanet.base.notifier import Notifier, current_notifier
 from rdmanet.wire.remote import RemoteArray, RemoteMemory, RemoteStruct
