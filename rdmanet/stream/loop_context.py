@@ -417,8 +417,8 @@ class LoopContext:
                 act()
 
     def hear_all(self) -> bool:
-        """Act on what has come, without the loop. False: there is more, of a flood for example."""
-        for _ in range(16):
+        """Act on what has come, without the loop. False: there is more than four turns take, of a flood for example."""
+        for _ in range(4):
             self._rare_events()
             if self.closed or not self._epoll.poll(0):
                 return True
