@@ -1,8 +1,9 @@
 """What all servers and clients of this process have counted, together: for `rdmanet.metrics()`.
 
 A monitoring system's counters must not go back while the process lives. So what a server or a client has counted is
-kept when it is gone, and added to the sums of the past later: when somebody asks, or when many are gone. The label of a
-call is its method's; there is none for a connection, and calls of objects that are lent are not in here.
+kept when it is gone, and added to the sums of the past later: when somebody asks, or when many are gone. A client may
+be gone before its calls have ended: until then its counters still count. The label of a call is its method's; there is
+none for a connection, and calls of objects that are lent are not in here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from rdmanet.base import watching
 from rdmanet.rpc.schema import Schema
@@ -25,20 +26,46 @@ Parts = list[tuple[Schema, list[Counter]]]
 """The methods of services, and their counters."""
 Sums = dict[tuple[str, str, str], watching.CallSums]
 """By side, service and method."""
-_kept: list[tuple[weakref.ref[Any], str, Parts]] = []
+
+
+class _Kept(NamedTuple):
+    """What a server or a client counts.
+
+    :ivar owner: the server or client
+    :ivar loop: on which its calls run
+    """
+
+    owner: weakref.ref[Any]
+    loop: weakref.ref[Any]
+    side: str
+    parts: Parts
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may still count: it is there, or calls of it run, and their loop may go on."""
+        if self.owner() is not None:
+            return True
+        loop = self.loop()
+        if loop is None or loop.is_closed():
+            return False
+        return any(counter.running for _, counters in self.parts for counter in counters)
+
+
+_kept: list[_Kept] = []
 _past: Sums = {}
 _lock = threading.RLock()
 _many = _FEW
 
 
-def keep(owner: object, side: str, parts: Iterable[tuple[Schema, list[Counter]]]) -> None:
+def keep(owner: Any, side: str, parts: Iterable[tuple[Schema, list[Counter]]]) -> None:
     """Count what this server or client counts, also when it is gone.
 
+    :param owner: has a `loop`
     :param side: "server" or "client"
     """
     global _many
     with _lock:
-        _kept.append((weakref.ref(owner), side, list(parts)))
+        _kept.append(_Kept(weakref.ref(owner), weakref.ref(owner.loop), side, list(parts)))
         if len(_kept) > _many:
             _let_go()
             _many = max(_FEW, 2 * len(_kept))
@@ -50,20 +77,20 @@ def sums() -> Sums:
     with _lock:
         _let_go()
         found = {key: watching.CallSums(dict(each.numbers), dict(each.ended)) for key, each in _past.items()}
-        for _, side, parts in _kept:
-            _add(found, side, parts)
+        for each in _kept:
+            _add(found, each.side, each.parts)
     return found
 
 
 def _let_go() -> None:
-    """Add those that are gone to the past."""
-    living = []
+    """Add those that count no more to the past."""
+    counting = []
     for each in _kept:
-        if each[0]() is not None:
-            living.append(each)
+        if each.counts:
+            counting.append(each)
         else:
-            _add(_past, each[1], each[2], is_past=True)
-    _kept[:] = living
+            _add(_past, each.side, each.parts, is_past=True)
+    _kept[:] = counting
 
 
 def _add(to: Sums, side: str, parts: Parts, is_past: bool = False) -> None:

@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import rdmanet
 from rdmanet import rpc
 from rdmanet.rpc import totals
+from rdmanet.rpc.schema import schema_of
+from rdmanet.rpc.stats import Counter
 from tests.support.waiting import begin
 
 Found = dict[tuple[str, ...], float]
@@ -101,6 +103,48 @@ async def test_what_was_counted_stays(net: Net):
     assert {key: now.get(key) for key in before if key[0].endswith("_total")} == {
         key: number for key, number in before.items() if key[0].endswith("_total")
     }
+
+
+class Owner:
+    """A client, to who counts."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.loop = asyncio.new_event_loop()
+        schema = schema_of(Counted)
+        totals.keep(self, "client", [(schema, [counter] + [Counter() for _ in schema.numbered[1:]])])
+
+
+def test_calls_that_end_after_their_client_was_dropped():
+    before, counter = found(), Counter()
+    counter.begun = 1
+    owner = Owner(counter)
+    loop = owner.loop
+    del owner
+    method = schema_of(Counted).numbered[0].name
+    assert grown(before, "rdmanet_rpc_running", "client", method) == 1
+    counter.ok = 1
+    for _ in range(2):
+        assert grown(before, "rdmanet_rpc_ended_total", "client", method, "OK") == 1
+        assert grown(before, "rdmanet_rpc_running", "client", method) == 0
+    loop.close()
+
+
+@pytest.mark.parametrize("how", ["is closed", "is gone"])
+def test_calls_whose_loop_has_ended_are_not_kept(how):
+    before, counter, kept = found(), Counter(), len(totals._kept)
+    counter.begun = 1
+    owner = Owner(counter)
+    loop = owner.loop
+    del owner
+    totals.sums()
+    assert len(totals._kept) == kept + 1
+    loop.close()
+    if how == "is gone":
+        del loop
+    method = schema_of(Counted).numbered[0].name
+    assert grown(before, "rdmanet_rpc_begun_total", "client", method) == 1
+    assert grown(before, "rdmanet_rpc_running", "client", method) == 0
+    assert len(totals._kept) == kept
 
 
 async def test_many_that_are_gone_are_not_kept(net: Net):
