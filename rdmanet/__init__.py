@@ -33,6 +33,7 @@ connects, and gives up that right, names ``rdmanet.OfferedMemory`` before.
 from __future__ import annotations
 
 import importlib
+import sys
 
 TYPE_CHECKING = False  # type checkers know this name; to import typing takes milliseconds
 if TYPE_CHECKING:
@@ -117,8 +118,12 @@ if not TYPE_CHECKING:  # for them it would be there whatever is asked for: no na
 
 
 def _load(name: str) -> Any:
-    try:
+    def load() -> Any:
         return importlib.import_module(f"rdmanet.{name}")
+
+    try:
+        late = sys.modules.get("rdmanet.base.late_import")  # it is there once there are connections
+        return load() if late is None else late.imported(load)
     except ModuleNotFoundError as exc:
         if exc.name != _COMPILED:
             raise

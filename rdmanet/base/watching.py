@@ -12,6 +12,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from rdmanet.base import late_import
 from rdmanet.base.onlookers import Onlookers, Source
 from rdmanet.base.onlookers import Readers as Readers
 
@@ -39,6 +40,8 @@ class Watched:
         """Without descriptors it can be watched from inside only."""
         self._key = id(source)
         self._onlookers: Onlookers | None = None
+        self._holds_spare = True
+        late_import.hold_spare()
         try:
             self._onlookers = Onlookers(source, readers)
         except OSError as exc:
@@ -48,6 +51,9 @@ class Watched:
     def close(self, loop_lives: bool = True) -> None:
         """It has ended. Later calls do nothing."""
         _sources.pop(self._key, None)
+        if self._holds_spare:
+            self._holds_spare = False
+            late_import.let_spare_go()
         if self._onlookers is not None:
             self._onlookers.close(loop_lives)
 

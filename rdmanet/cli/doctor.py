@@ -33,7 +33,7 @@ from typing import Any
 from rdmanet.cli import interrupts
 from rdmanet.cli.checks import CHECKS
 from rdmanet.cli.finding import Finding
-from rdmanet.cli.running import reach
+from rdmanet.cli.running import advice, reach
 from rdmanet.cli.variables import is_blamed
 from rdmanet.errors import endpoint
 from rdmanet.loop import loop_factory
@@ -161,6 +161,7 @@ async def _ping(host: str, port: int) -> tuple[Finding, bool]:
         if (
             isinstance(exc, ConnectionRefusedError)
             and not is_blamed(exc)
+            and _LACKS not in str(exc)
             and await _answers_by_tcp(host, port)
         ):
             return Finding("ping", "info", f"{name}: {_BY_TCP_ALONE}", _OFFER), False
@@ -176,6 +177,8 @@ _NOT_TRIED = (
     "a TCP program answers. Whether an RDMA program is reached there by the embedded device was not tried: for that a "
     "request would have to be sent to the program, whatever it is"
 )
+_LACKS = "no descriptors left"
+"""What a server says that would take RDMA if it could."""
 _BY_TCP_ALONE = "a program answers by TCP, and offers no RDMA to direct calls"
 _OFFER = (
     "to offer it, start the program with `rdmanet run`, or on rdmanet.run(); to try the way without it, run `rdmanet "
@@ -276,6 +279,8 @@ def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
                 f"{name} refused: {exc.strerror}",
                 "set the same secret on both hosts: rdmanet secret FILE makes one",
             )
+        if _LACKS in str(exc):
+            return f"{name} refused: {exc.strerror}", advice(str(exc))[1]
         serve = "run `rdmanet doctor --serve` on that host"
         if port != PORT:
             serve = (

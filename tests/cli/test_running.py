@@ -13,7 +13,7 @@ import pytest
 
 from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.cli import asking, checks, running
-from rdmanet.cli.asking import Answer
+from rdmanet.cli.asking import Answer, Connections
 from rdmanet.cli.ss import Process as Seen
 from rdmanet.loop import choice, doors, kernel, loop_factory, trust
 from tests.cli.test_commands import ENVIRONMENT, run
@@ -25,16 +25,29 @@ from rdmanet.loop import doors
 doors.VERSION += {newer}
 async def main():
     server = await asyncio.start_server(lambda reader, writer: writer.close(), '127.0.0.1', 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    port = server.sockets[0].getsockname()[1]
+    {more}
+    print(port, flush=True)
     await server.serve_forever()
 {run}(main())
+"""
+TAKE_ALL = """
+    import os, resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+    taken = []
+    try:
+        while True:
+            taken.append(os.dup(0))
+    except OSError:
+        pass
 """
 FOR_RDMA, FOR_TCP = "rdmanet.run", "asyncio.run"
 
 
 @contextlib.contextmanager
-def server(run=FOR_RDMA, newer=0):
-    with Process(sys.executable, "-c", SERVER.format(run=run, newer=newer), env=ENVIRONMENT) as process:
+def server(run=FOR_RDMA, newer=0, more=""):
+    code = SERVER.format(run=run, newer=newer, more=more)
+    with Process(sys.executable, "-c", code, env=ENVIRONMENT) as process:
         process.port = int(process.line())
         yield process
 
@@ -65,6 +78,19 @@ def test_a_program_of_another_version():
     assert found["fabric"]["advice"].startswith("install the same version of rdmanet on both sides")
 
 
+def test_a_program_without_descriptors():
+    """It would take RDMA, and is not to be started otherwise."""
+    with server(more=TAKE_ALL) as there:
+        _, found = findings(f"127.0.0.1:{there.port}")
+    assert "the server has no descriptors left" in found["fabric"]["found"]
+    assert (
+        found["ping"]["status"] == "fail" and "the server has no descriptors left" in found["ping"]["found"]
+    )
+    assert {found[name]["advice"].split(":")[0] for name in ("fabric", "ping")} == {
+        "raise the limit of descriptors"
+    }
+
+
 def test_a_program_by_tcp_that_runs_is_not_to_be_started():
     with server(run=FOR_TCP) as there:
         failed, found = findings(f"127.0.0.1:{there.port}")
@@ -93,7 +119,7 @@ def test_a_process_that_is_stopped_and_one_by_tcp(monkeypatch):
     seen = [
         Seen(1, 0, "stopped", silent="stopped: it was sent SIGSTOP"),
         Seen(2, 0, "old", silent="it speaks version 0 of this, and `rdmanet ss` version 1"),
-        Seen(3, 0, "talks", answers=[Answer(3, 0, connections=made)]),
+        Seen(3, 0, "talks", answers=[Answer(3, 0, connections=Connections(made))]),
     ]
     monkeypatch.setattr(running.Picture, "take", lambda picture, pid: seen)
     found = [(each.status, each.found) for each in running.processes(Path("/"))]
