@@ -14,6 +14,11 @@
 # A message that is there before anybody waits (our own send has completed, or the next of many has come) ends no wait:
 # what is done for it belongs to the work before the next wait.
 #
+# What takes a loop's time keeps all of its connections waiting: a callback that computes, or a call that blocks. So
+# stretches of work are counted, from the end of a pass to that of the next, in cells by powers of two. A short one
+# costs a comparison, and the clock has been read anyway. Without polling (a limit of 0) nothing is counted, nor what
+# began while nothing was expected: that is sleep.
+#
 # If other threads need the processor, polling may starve the very thread that we wait for, so no message comes. Or the
 # kernel takes the processor from us, and counts that: an involuntary context switch, getrusage(2). After two such waits
 # in a row, the next 2, 6, 14, ... are slept through.
@@ -92,8 +97,16 @@ cdef enum:
     WINDOW_BLOCKED_NS = 200000      # nor than this where bytes wait for credits
     WINDOW_FLOOR_NS = 20000
     MISSES_MOST = 8
+    STRETCH_BITS = 14               # a stretch of work that is counted takes 16 us,
+    STRETCH_CELLS = 20              # and in the last cell 8 s or more
+    LONG_NS = 10000000              # so long a stretch is worth a note
     NOT_KNOWN = -1
     LONGEST_S = 1000000             # a limit in seconds that means "unlimited"
+
+ctypedef struct stretches:
+    uint64_t cells[STRETCH_CELLS]   # how many took less than 2 ** (STRETCH_BITS + 1 + i) ns
+    uint64_t ns, longest_ns         # all of them together, and the longest
+    uint64_t long_count, long_ns    # those of LONG_NS
 
 ctypedef struct watch_window:
     uint64_t limit_ns           # 0: never poll
@@ -113,6 +126,7 @@ ctypedef struct watch_window:
     uint64_t asleep_ns          # since when it sleeps; 0: it is awake,
     uint64_t woken_ns           # and since when that
     uint64_t slept_ns, polled_ns    # in all: asleep, and awake while there was nothing to do
+    stretches worked            # between the ends of two passes
 
 
 cdef inline uint64_t now_ns() noexcept nogil:
@@ -158,9 +172,11 @@ cdef inline uint64_t watch_time(const watch_window *window, bint blocked) noexce
 cdef inline bint watch_on(watch_window *window, uint64_t now, bint blocked) noexcept:
     """Whether to look again, at the end of a pass."""
     cdef uint64_t ns = watch_time(window, blocked), since
-    if now - window.looked_ns > OTHER_WORK_NS and window.moved < MOVES_MOST:
-        watch_begin(window, now)
-        window.moved += 1
+    if now - window.looked_ns > OTHER_WORK_NS:
+        count_stretch(window, now)
+        if window.moved < MOVES_MOST:
+            watch_begin(window, now)
+            window.moved += 1
     window.looked_ns = now
     # What a loop does long after a message is not for that message.
     since = min(window.idle_ns, window.last_ns + UNKNOWN_WORK_NS + 4 * window.busy_ns)
@@ -170,6 +186,27 @@ cdef inline bint watch_on(watch_window *window, uint64_t now, bint blocked) noex
         window.missed = True
         watch_missed(window)
     return False
+
+
+cdef void count_stretch(watch_window *window, uint64_t now) noexcept:
+    """At the end of a pass: since the one before, or since it was woken, the loop has done something else."""
+    cdef uint64_t ns = now - pass_ns(window)
+    cdef int cell = 63 - rn_leading_zeros(ns | 1) - STRETCH_BITS
+    if cell < 0:
+        return
+    window.worked.cells[min(cell, <int>STRETCH_CELLS - 1)] += 1
+    window.worked.ns += ns
+    window.worked.longest_ns = max(window.worked.longest_ns, ns)
+    if ns >= LONG_NS:
+        window.worked.long_count += 1
+        window.worked.long_ns += ns
+
+
+cdef void add_stretches(stretches *to, const stretches *worked) noexcept:
+    cdef int i
+    for i in range(STRETCH_CELLS):
+        to.cells[i] += worked.cells[i]
+    to.ns += worked.ns
 
 
 cdef inline void watch_missed(watch_window *window) noexcept:
@@ -238,6 +275,8 @@ cdef inline void watch_learn(watch_window *window, uint64_t now) noexcept:
     """A message has come, and its callbacks have run."""
     cdef uint64_t came = window.looked_ns, idle = min(window.idle_ns, came), wait = came - idle, busy
     cdef bint robbed
+    if now - came > OTHER_WORK_NS:
+        count_stretch(window, now)
     if wait == 0:
         watch_worked(window, now)
         return

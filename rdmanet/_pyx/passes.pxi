@@ -267,7 +267,9 @@ cdef class StreamEngine(_Engine):
         """Counters since the engine began: how often it looked, slept, was woken, and for how much.
 
         `us_asleep` and `us_polling` are times: the latter awake without anything to do. `polling` is whether it is
-        awake now. `queues` and `queues_awake` are of now: completion queues, and those of them that a pass polls.
+        awake now. `us_longest_stretch` is the longest time from one pass to the next in which it did not sleep: the
+        loop did something else. `long_stretches` took 10 ms or more each, `us_in_long_stretches` in all. `queues` and
+        `queues_awake` are of now: completion queues, and those of them that a pass polls.
         """
         return {
             "passes": self.passes,
@@ -280,6 +282,9 @@ cdef class StreamEngine(_Engine):
             "polling": self.scheduled or self.in_pass,
             "us_asleep": slept_ns(&self.window) // 1000,
             "us_polling": self.window.polled_ns // 1000,
+            "us_longest_stretch": self.window.worked.longest_ns // 1000,
+            "long_stretches": self.window.worked.long_count,
+            "us_in_long_stretches": self.window.worked.long_ns // 1000,
             "registrations": self.registrations.misses,
             "registrations_reused": self.registrations.hits,
             "stale_completions": self.stale,

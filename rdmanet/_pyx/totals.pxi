@@ -20,6 +20,7 @@ ctypedef struct engine_sums:
     uint64_t engines                # those that live
     uint64_t passes, sleeps, wakeups, polls, messages
     uint64_t ns_asleep, ns_polling
+    stretches worked
 
 
 cdef class Totals:
@@ -55,6 +56,7 @@ cdef void count_engine(_Engine engine, engine_sums *sums) noexcept:
     sums.messages += engine.messages
     sums.ns_asleep += slept_ns(&engine.window)
     sums.ns_polling += engine.window.polled_ns
+    add_stretches(&sums.worked, &engine.window.worked)
 
 
 cdef void add_counters(Receiver connection, connection_sums *sums) noexcept:

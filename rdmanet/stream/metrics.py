@@ -16,7 +16,7 @@ Nothing is computed before somebody asks, and then in C, for each connection som
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdmanet._core import stream_totals
 from rdmanet.base import watching
@@ -36,7 +36,7 @@ class _About(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return "counter" if self.name.endswith("_total") else "gauge"
+        return "histogram" if self is _STRETCHES else "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def family(self) -> str:
@@ -45,10 +45,19 @@ class _About(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A metric and its samples."""
+    """A metric and its samples.
+
+    :ivar ends: of a histogram: what the names of samples have at their ends
+    """
 
     about: _About
     samples: Sequence[tuple[Labels, float]]
+    ends: Sequence[str] = ()
+
+    def named(self) -> Iterator[tuple[str, Labels, float]]:
+        """The samples, with their names."""
+        for number, sample in enumerate(self.samples):
+            yield (self.about.name + self.ends[number] if self.ends else self.about.name, *sample)
 
 
 _CONNECTIONS = _About("rdmanet_connections", "Connections that live.")
@@ -94,6 +103,12 @@ _ENGINES = {
         "For how long event loops polled the device and had nothing to do.",
     ),
 }
+_STRETCHES = _About(
+    "rdmanet_loop_stretch_seconds",
+    "Stretches of 16 us or more for which event loops did something else than to look for messages.",
+)
+_STRETCH_S = 2**15 / 1e9
+"""The first limit; each other one is twice the one before."""
 _HALF_OPEN = _About(
     "rdmanet_server_half_open_connections", "Connections that servers have accepted and that are being made."
 )
@@ -119,11 +134,12 @@ def metrics(openmetrics: bool = False) -> str:
         Prometheus' own format (``text/plain; version=0.0.4``)
     """
     lines = []
-    for about, samples in _found():
+    for found in _found():
+        about = found.about
         family = about.family if openmetrics else about.name
         lines.append(f"# HELP {family} {about.help}")
         lines.append(f"# TYPE {family} {about.kind}")
-        lines += [f"{about.name}{_label_text(labels)} {number}" for labels, number in samples]
+        lines += [f"{name}{_label_text(labels)} {number}" for name, labels, number in found.named()]
     if openmetrics:
         lines.append("# EOF")
     return "\n".join(lines) + "\n"
@@ -136,10 +152,10 @@ class MetricsCollector:
         """The metrics as they are now; what a registry calls."""
         from prometheus_client import Metric
 
-        for about, samples in _found():
-            metric = Metric(about.family, about.help, about.kind)
-            for labels, number in samples:
-                metric.add_sample(about.name, labels, number)
+        for found in _found():
+            metric = Metric(found.about.family, found.about.help, found.about.kind)
+            for name, labels, number in found.named():
+                metric.add_sample(name, labels, number)
             yield metric
 
 
@@ -173,6 +189,7 @@ def _found() -> Iterator[_Found]:
             about,
             [({"device": device}, _number(sums["engines"], name)) for device, sums in sorted(totals.items())],
         )
+    yield _stretches({device: sums["engines"]["worked"] for device, sums in sorted(totals.items())})
     servers = [info for info in watching.servers() if info.fabric == "rdma"]
     yield _Found(_HALF_OPEN, [({}, sum(info.half_open for info in servers))])
     yield _Found(_REQUESTS, [({}, sum(info.waiting for info in servers))])
@@ -186,6 +203,21 @@ def _found() -> Iterator[_Found]:
         _ENDED,
         [({**labels, "code": code}, count) for labels, sums in calls for code, count in sums.ended.items()],
     )
+
+
+def _stretches(worked: dict[str, Any]) -> _Found:
+    """For how long loops did not look, as a histogram for each device."""
+    samples, ends = list[tuple[Labels, float]](), list[str]()
+    for device, counts in worked.items():
+        below = 0
+        for number, count in enumerate(counts["cells"][:-1]):
+            below += count
+            samples.append(({"device": device, "le": repr(_STRETCH_S * 2**number)}, below))
+        count = below + counts["cells"][-1]
+        samples += [({"device": device, "le": "+Inf"}, count)]
+        samples += [({"device": device}, counts["ns"] / 1e9), ({"device": device}, count)]
+        ends += ["_bucket"] * len(counts["cells"]) + ["_sum", "_count"]
+    return _Found(_STRETCHES, samples, ends)
 
 
 def _number(sums: dict[str, int], name: str) -> float:

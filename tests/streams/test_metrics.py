@@ -4,12 +4,13 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Net
+from harness import Net, Recorder
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
@@ -62,7 +63,7 @@ async def test_both_formats_say_the_same(net: Net):
     assert found.keys() == samples().keys() and len(found) > 40
     for family in strict:  # which the parser of OpenMetrics has made of names, HELP and TYPE
         assert family.name.startswith("rdmanet_") and family.documentation.endswith(".")
-        assert family.type in ("counter", "gauge")
+        assert family.type == ("histogram" if "stretch" in family.name else family.type) != "unknown"
         name = f"{family.name}_total" if family.type == "counter" else family.name
         assert f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n" in text
 
@@ -120,7 +121,37 @@ async def test_more_connections_are_no_more_samples(net: Net):
         await net.pair()
     assert samples().keys() == few
     labels = {name for metric, of in few if "_rpc_" not in metric for name, _ in of}
-    assert labels == {"fabric", "device", "side", "for"}
+    assert labels == {"fabric", "device", "side", "for", "le"}
+
+
+class Busy(Recorder):
+    """Its callback computes."""
+
+    def data_received(self, data: bytes) -> None:
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:
+            pass
+        super().data_received(data)
+
+
+async def test_stretches_of_a_loops_work(net: Net):
+    name = "rdmanet_loop_stretch_seconds"
+
+    def longer(found: Samples, seconds: float) -> float:
+        """How many took longer."""
+        below = {
+            float(dict(of)["le"]): count for (each, of), count in found.items() if each == f"{name}_bucket"
+        }
+        return below[float("inf")] - max((count for le, count in below.items() if le <= seconds), default=0)
+
+    client, server = await net.pair(server=Busy)
+    before = samples()
+    client.transport.write(b"hello")
+    await server.until_received(5)
+    await until_seen(lambda: longer(samples(), 0.04) > longer(before, 0.04))
+    now = samples()
+    assert total(f"{name}_sum", now) - total(f"{name}_sum", before) >= 0.05
+    assert total(f"{name}_count", now) == longer(now, 0)
 
 
 async def test_who_waits(net: Net):
@@ -204,5 +235,6 @@ def test_the_dashboard_asks_for_what_there_is():
             ), expr
             asked |= names
     assert asked <= known.keys()
+    assert {name for name in known if name.startswith("rdmanet_rpc_")} - asked == {"rdmanet_rpc_begun_total"}
     x_y = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
     assert len({panel["id"] for panel in board["panels"]}) == len(set(x_y)) == len(x_y)
