@@ -19,7 +19,7 @@ Nothing is computed before somebody asks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -28,6 +28,10 @@ _MANY_BYTES = 1 << 20
 """So much in small frames is worth a note."""
 _WAITING = ("bytes_unsent", "sends_in_flight", "bytes_unread", "slots_leased")
 """Where these are 0, nobody waits: so it is with nearly all of thousands."""
+_FEW_TIMES = 3
+"""So many long stretches of a loop's work are worth one, the first of which may be imports,"""
+_PART_HELD = 10
+"""if they are at least this part of its time."""
 _MANY_TIMES = 100
 """So many wake-ups or registrations are worth one."""
 MOMENT_US = 1_000_000
@@ -238,6 +242,28 @@ def row_of(info: ConnectionInfo) -> tuple[Any, ...]:
     )
 
 
+def quiet_rows(names: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
+    """What tells whether a row is of a connection that has neither `waits()` nor `notes()`, as nearly all have.
+
+    :param names: of the row's counters
+    """
+    none = [names.index(name) for name in (*_WAITING, "us_without_credits") if name in names]
+    few = [names.index(name) for name in ("bytes_sent",) if name in names]
+
+    def is_quiet(row: Sequence[Any]) -> bool:
+        numbers = row[-1]
+        if row[5] != "open" or not row[6] or row[7] or row[13] or not numbers:
+            return False
+        return not any(map(numbers.__getitem__, none)) and all(numbers[at] < _MANY_BYTES for at in few)
+
+    return is_quiet
+
+
+def rows_of(infos: Iterable[ConnectionInfo]) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+    """For each the names of its counters, and what `row_of` says."""
+    return ((list(info.stats), row_of(info)) for info in infos)
+
+
 @dataclass
 class ServerInfo:
     """A server as it was when it was asked for.
@@ -299,9 +325,9 @@ def accepted_at(infos: Iterable[ConnectionInfo]) -> Mapping[Place, int]:
 
 def loop_notes(engine: Mapping[str, int]) -> list[str]:
     """What slows all connections of a loop, by the counters of its data engine."""
-    notes = []
+    notes = [held] if (held := why_held(engine)) else []
     messages, wakeups = engine.get("messages", 0), engine.get("wakeups", 0)
-    if wakeups >= _MANY_TIMES and wakeups * 2 > messages:
+    if messages >= _MANY_TIMES and wakeups * 2 > messages:
         notes.append(
             f"{wakeups} wake-ups for {messages} messages: it sleeps before nearly each, since they come less often than"
             " it polls for (busy_poll=), and to be woken takes some 20 µs"
@@ -313,6 +339,19 @@ def loop_notes(engine: Mapping[str, int]) -> list[str]:
             " the same memoryview each time"
         )
     return notes
+
+
+def why_held(engine: Mapping[str, int]) -> str:
+    """That a loop works for so long at a stretch that its connections wait; "" if it does not."""
+    stretches, held_us = engine.get("long_stretches", 0), engine.get("us_in_long_stretches", 0)
+    all_us = held_us + engine.get("us_asleep", 0) + engine.get("us_polling", 0)
+    if stretches < _FEW_TIMES or held_us < all_us // _PART_HELD:
+        return ""
+    return (
+        f"the loop did not look at its connections for 10 ms or more {stretches} times, {time_text(held_us)} in all,"
+        f" {time_text(engine.get('us_longest_stretch', 0))} at most: a callback computes, or calls what blocks, or the"
+        " process got no CPU"
+    )
 
 
 def place_text(place: Place | None) -> str:

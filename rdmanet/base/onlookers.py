@@ -101,6 +101,9 @@ class Source(Protocol):
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         """Its live connections, as they are now."""
 
+    def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+        """The same, as `rows_of` says it (accounts.py)."""
+
     def server_infos(self) -> Iterator[ServerInfo]:
         """Its servers, as they are now."""
 
@@ -266,20 +269,18 @@ def _lines_of(source: Source) -> Generator[bytes, None, None]:
             yield b""
     from msgspec import json
 
-    from rdmanet.base.accounts import row_of
-
     head: dict[str, Any] = {"version": VERSION, **source.headline(), "servers": list(source.server_infos())}
     yield json.encode(head) + b"\n"
     until = time.monotonic() + SLICE_S
     count, counters, rows = 0, list[str](), list[tuple[Any, ...]]()
-    for info in source.connection_infos():
-        names = list(info.stats) or counters  # an attempt has no numbers yet
+    for names, row in source.connection_rows():
+        names = names or counters  # an attempt has no numbers yet
         is_long = len(rows) == ROWS_MOST or (len(rows) % _ROWS_AT_ONCE == 0 and time.monotonic() > until)
         if rows and (is_long or names != counters):
             yield json.encode({"counters": counters, "rows": rows}) + b"\n"
             until, rows = time.monotonic() + SLICE_S, []
         counters = names
-        rows.append(row_of(info))
+        rows.append(row)
         count += 1
     if rows:
         yield json.encode({"counters": counters, "rows": rows}) + b"\n"

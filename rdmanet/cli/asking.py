@@ -23,7 +23,7 @@ import socket
 import struct
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, rows_of
 from rdmanet.base.call_accounts import CALLS_MOST, CallsInfo
 from rdmanet.base.onlookers import NAME, VERSION
 from rdmanet.protocol import State
@@ -77,6 +77,9 @@ _Row = tuple[
     str, str, str, _Place, _Place, str, bool, bool, str, str, _Number, str, str, str, list[_Number]
 ]  # fmt: skip
 """What row_of() returns (base/accounts.py)."""
+_KIND_AT, _PLACES_AT = (0, 5, 2), (3, 4)
+_TEXTS_AT = {1: _TEXT_MOST, 8: _DEVICE_MOST, 9: _DEVICE_MOST, 11: _TEXT_MOST, 12: _TEXT_MOST, 13: _TEXT_MOST}
+"""Where in a row what is: fabric, state and role; addresses; texts, and how long these may be."""
 
 
 class _Line(msgspec.Struct):
@@ -86,6 +89,30 @@ class _Line(msgspec.Struct):
     rows: list[_Row] = []
     calls: list[CallsInfo] = []
     connections: int | None = None
+
+
+class Connections:
+    """What was said of connections, in the order in which it came.
+
+    Rows take a quarter of the memory, and so of the time, that objects do: these are made when they are asked for.
+
+    :ivar blocks: names of counters, and rows that have these, or none
+    """
+
+    def __init__(self, infos: Iterable[ConnectionInfo] = ()) -> None:
+        self.blocks: list[tuple[tuple[str, ...], list[_Row]]] = []
+        for names, row in rows_of(infos):
+            self.blocks.append((tuple(names), [row]))
+
+    def __len__(self) -> int:
+        return sum(len(rows) for _, rows in self.blocks)
+
+    def __iter__(self) -> Iterator[ConnectionInfo]:
+        return (info_of(row, names) for names, rows in self.blocks for row in rows)
+
+    def by_tcp(self) -> Iterator[ConnectionInfo]:
+        """Those that are by TCP."""
+        return (info_of(row, names) for names, rows in self.blocks for row in rows if row[0] == "tcp")
 
 
 @dataclass
@@ -103,7 +130,7 @@ class Answer:
     loop: int = 0
     engines: list[dict[str, Any]] = field(default_factory=list)
     servers: list[ServerInfo] = field(default_factory=list)
-    connections: list[ConnectionInfo] = field(default_factory=list)
+    connections: Connections = field(default_factory=Connections)
     calls: list[CallsInfo] = field(default_factory=list)
 
 
@@ -256,7 +283,7 @@ class _Asked:
             return all(self._understood(line) for line in lines)
         except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
             self.answer.failed = printable(str(exc), _TEXT_MOST)
-            self.answer.connections.clear()
+            self.answer.connections.blocks.clear()
             self.answer.calls.clear()
             return False
 
@@ -279,7 +306,8 @@ class _Asked:
         counters = [printable(name, _NAME_MOST) for name in said.counters]
         if said.counters and max(map(len, said.counters)) > _NAME_MOST:
             raise ValueError("it has a name for a number that is too long")
-        self.answer.connections += [_checked(row, counters) for row in said.rows]
+        if said.rows:
+            self.answer.connections.blocks.append((tuple(counters), _checked_rows(said.rows, len(counters))))
         self.answer.calls += map(_checked_calls, said.calls)
         return said.connections is None
 
@@ -333,7 +361,7 @@ def _hear(asked: dict[int, _Asked]) -> None:
                 del asked[fd]
     for one in asked.values():
         one.answer.failed = "late"
-        one.answer.connections.clear()
+        one.answer.connections.blocks.clear()
         one.answer.calls.clear()
 
 
@@ -343,23 +371,40 @@ _HEAD = msgspec.json.Decoder(_Head)
 _LINE = msgspec.json.Decoder(_Line)
 
 
-# This is done for each of thousands of rows: what is as it should be takes no call.
-
-
-def _checked(row: _Row, counters: list[str]) -> ConnectionInfo:
-    """:raises ValueError: it makes no sense"""
+def info_of(row: _Row, names: Sequence[str]) -> ConnectionInfo:
+    """The connection that a row is of."""
     numbers = row[-1]
-    info = ConnectionInfo(*row[:-1], defaultdict(int, zip(counters, numbers, strict=bool(numbers))))
-    if (info.fabric, info.state, info.role) not in _KINDS:
+    return ConnectionInfo(*row[:-1], defaultdict(int, zip(names, numbers, strict=bool(numbers))))
+
+
+def _checked_rows(rows: list[_Row], numbers: int) -> list[_Row]:
+    """What a line says of connections. These have the same few texts and hosts, which are looked at once.
+
+    :param numbers: how many each has, or none
+    :raises ValueError: it makes no sense
+    """
+    columns = [*zip(*rows, strict=True)]
+    if not _KINDS.issuperset(zip(*(columns[at] for at in _KIND_AT), strict=True)):
         raise ValueError("it says of a connection what makes no sense")
-    info.local, info.peer = _checked_place(info.local), _checked_place(info.peer)
-    if len(info.reason) > _TEXT_MOST or not info.reason.isprintable():
-        info.reason = printable(info.reason, _TEXT_MOST)
-    info.device, info.path = _checked_name(info.device), _checked_name(info.path)
-    if info.error or info.way or info.far:
-        info.error, info.way = printable(info.error, _TEXT_MOST), printable(info.way, _TEXT_MOST)
-        info.far = printable(info.far, _TEXT_MOST)
-    return info
+    if not {len(each) for each in columns[-1]} <= {0, numbers}:
+        raise ValueError("it says more numbers than names for them, or fewer")
+    hosts = {place[0] for at in _PLACES_AT for place in columns[at] if place is not None}
+    texts = {at: set(columns[at]) for at in _TEXTS_AT}
+    if all(_checked_host(host) == host for host in hosts) and all(
+        printable(text, _TEXTS_AT[at]) == text for at, found in texts.items() for text in found
+    ):
+        return rows
+    return [*map(_printable_row, rows)]
+
+
+def _printable_row(row: _Row) -> _Row:
+    """:raises ValueError: it has an address that is none"""
+    found: list[Any] = list(row)
+    for at in _PLACES_AT:
+        found[at] = _checked_place(found[at])
+    for at, most in _TEXTS_AT.items():
+        found[at] = printable(found[at], most)
+    return tuple(found)
 
 
 def _checked_server(server: ServerInfo) -> ServerInfo:
@@ -393,12 +438,14 @@ def _checked_engine(engine: dict[str, Any]) -> dict[str, Any]:
 
 def _checked_place(place: tuple[str, int] | None) -> tuple[str, int] | None:
     """:raises ValueError: it is no address"""
-    if place is None:
-        return None
-    host = place[0]
+    return None if place is None else (_checked_host(place[0]), place[1])
+
+
+def _checked_host(host: str) -> str:
+    """:raises ValueError: it is no address"""
     if len(host) > _HOST_MOST:
         raise ValueError("it says an address that is too long")
-    return place if (found := _host(host)) == host else (found, place[1])
+    return _host(host)
 
 
 # Thousands of connections have the same few. What strangers say is neither kept without end, nor long.
@@ -408,10 +455,6 @@ def _host(host: str) -> str:
     address, _, zone = host.partition("%")
     ipaddress.ip_address(address)
     return printable(f"{address}%{zone}" if zone else address, _HOST_MOST)
-
-
-def _checked_name(name: str) -> str:
-    return name if len(name) <= _DEVICE_MOST and name.isprintable() else printable(name, _DEVICE_MOST)
 
 
 def _number(value: Any) -> int:

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from typing import Any
 
 from rdmanet.cli.interrupts import hear_once
@@ -58,7 +59,8 @@ def _run(argv: Sequence[str] | None) -> int:
         [words[0]] if words and words[0] in COMMANDS else COMMANDS
     )  # a command does not wait for the others
     try:
-        importlib.import_module("rdmanet._core")
+        if PathFinder.find_spec("rdmanet._core", rdmanet.__path__) is None:  # not all commands import it
+            raise ModuleNotFoundError(name="rdmanet._core")
         modules = [importlib.import_module(f"rdmanet.cli.{name.replace('-', '_')}") for name in names]
     except ModuleNotFoundError as exc:
         if exc.name != "rdmanet._core":

@@ -15,11 +15,13 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from keyword import iskeyword
 from typing import Any
 
-from msgspec import json
+from msgspec import UNSET, Struct, UnsetType, defstruct, json
 
 from rdmanet.base.accounts import (
     ConnectionInfo,
@@ -27,11 +29,13 @@ from rdmanet.base.accounts import (
     accepted_at,
     loop_notes,
     place_text,
+    quiet_rows,
     size_text,
     time_text,
+    why_held,
 )
 from rdmanet.base.cpus import are_together, why_far
-from rdmanet.cli.asking import ANSWER_S, REFUSED, Answer, ask_all
+from rdmanet.cli.asking import ANSWER_S, REFUSED, Answer, Connections, ask_all, info_of
 from rdmanet.cli.text import seconds, table
 
 _TITLES = ["fabric", "state", "local", "peer", "sent", "received", "credits", "device", "qp"]
@@ -59,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=1.0,
         metavar="SECONDS",
         help="again every second, or every so many, with rates",
+    )
+    parser.add_argument(
+        "--waiting",
+        action="store_true",
+        help="only processes that do not answer, or where somebody waits, and only the connections on which",
     )
     parser.add_argument("--count", type=int, metavar="N", help="end after so many pictures")
     parser.add_argument("--pid", type=int, help="this process only")
@@ -97,8 +106,10 @@ class Picture:
         self._bytes: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._before: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._said: dict[int, tuple[float, list[Answer]]] = {}
+        self._seen: dict[int, Process] = {}
         self._owners: dict[tuple[Any, ...], Process] = {}
-        """The processes of connections, by these; empty where no two processes are far from each other."""
+        """The processes of connections, by these, once somebody has asked for a peer."""
+        self._is_any_far = False
         self._far: dict[tuple[int, int], str] = {}
 
     def take(self, pid: int | None) -> list[Process]:
@@ -120,30 +131,40 @@ class Picture:
                 process.age_s = now - since
         self._said = {pid: said for pid, said in self._said.items() if pid in processes}
         self._before, self._bytes = self._bytes, {}
+        self._seen = processes
         self._owners.clear()
         self._far.clear()
-        is_any_far = not are_together(processes)
-        for process in processes.values():
+        self._is_any_far = not are_together(processes)
+        for process in processes.values() if not self._is_last else ():
             for answer in process.answers:
-                for info in answer.connections if not self._is_last else ():
+                for info in answer.connections:
                     self._bytes[_key(process, answer, info)] = _moved(info)
-                for info in answer.connections if is_any_far else ():
-                    self._owners[info.local, info.peer] = self._owners[info.role, _call(info)] = process
         return sorted(processes.values(), key=lambda process: process.pid)
 
     def notes(self, process: Process, info: ConnectionInfo) -> list[str]:
         """What has slowed a connection, also by where it and its peer may run, if that was seen, too."""
-        if not self._owners:
-            return info.notes()
-        far_role = "server" if info.role == "client" else "client"
-        peer = self._owners.get((info.peer, info.local)) or self._owners.get((far_role, _call(info)), process)
-        # Of another user's process no other is believed to be the peer.
-        if info.fabric != "rdma" or peer is process or peer.user != process.user:
+        if not self._is_any_far or info.fabric != "rdma" or (peer := self.peer(process, info)) is None:
             return info.notes()
         pids = process.pid, peer.pid
         if pids not in self._far:
             self._far[pids] = why_far(*pids)
         return info.notes() + ([self._far[pids]] if self._far[pids] else [])
+
+    def peer(self, process: Process, info: ConnectionInfo) -> Process | None:
+        """The other process at a connection, if it was seen. Of another user's no other is believed to be it."""
+        if not self._owners:
+            for each in self._seen.values():
+                for answer in each.answers:
+                    for one in answer.connections:
+                        self._owners[one.local, one.peer] = self._owners[one.role, _call(one)] = each
+        far_role = "server" if info.role == "client" else "client"
+        peer = self._owners.get((info.peer, info.local)) or self._owners.get((far_role, _call(info)), process)
+        return None if peer is process or peer.user != process.user else peer
+
+    @property
+    def says_no_more(self) -> bool:
+        """Whether neither notes() nor rates() has something to say that a connection's numbers have not."""
+        return not self._is_any_far and not self._before
 
     def rates(self, process: Process, answer: Answer, info: ConnectionInfo) -> tuple[float, float] | None:
         """Bytes a second, sent and received; None the first time."""
@@ -162,20 +183,46 @@ def run(args: argparse.Namespace) -> int:
     picture = Picture(is_last=left == 1)
     while left is None or left > 0:
         processes = picture.take(args.pid)
+        if args.waiting:
+            processes = [*filter(None, map(_waiting, processes))]
         if args.json:
             # In UTF-8 as all JSON, though the locale may not have the name of some process.
-            sys.stdout.buffer.write(json.encode(_as_json(picture, processes)))
+            for piece in _as_json(picture, processes):
+                sys.stdout.buffer.write(piece)
             sys.stdout.buffer.write(b"\n")
         else:
             if args.watch and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
-            print(_as_text(picture, processes) if processes else _nobody(args.pid))
+            if processes or not args.waiting:
+                print(_as_text(picture, processes) if processes else _nobody(args.pid))
+            else:
+                print("nobody waits")
         sys.stdout.flush()
         left = None if left is None else left - 1
         if left is None or left > 0:
             time.sleep(max(0.0, picture.taken_at + (args.watch or 1.0) - time.monotonic()))
     gc.freeze()  # the interpreter's end looks for cycles, too
     return 0
+
+
+def _waiting(process: Process) -> Process | None:
+    """A process with nothing but those who wait there; None if nobody does."""
+    answers = []
+    for answer in process.answers:
+        found = replace(
+            answer,
+            engines=[engine for engine in answer.engines if why_held(engine)],
+            servers=[server for server in answer.servers if server.waiting],
+            connections=Connections(),
+            calls=[calls for calls in answer.calls if calls.under_way],
+        )
+        for names, rows in answer.connections.blocks:
+            is_quiet = quiet_rows(names)
+            if rows := [row for row in rows if not is_quiet(row) and info_of(row, names).waits()]:
+                found.connections.blocks.append((names, rows))
+        if found.engines or found.servers or found.calls or len(found.connections):
+            answers.append(found)
+    return replace(process, answers=answers) if answers or process.silent else None
 
 
 # -- what is printed ---------------------------------------------------------------------------------------
@@ -221,7 +268,7 @@ def _lines_of(picture: Picture, process: Process) -> Iterator[str]:
 
 
 def _connection_lines(picture: Picture, process: Process, answer: Answer) -> Iterator[str]:
-    if not answer.connections:
+    if not len(answer.connections):
         return
     rows, below = [_TITLES], []
     for info in answer.connections:
@@ -232,6 +279,8 @@ def _connection_lines(picture: Picture, process: Process, answer: Answer) -> Ite
         ]
         if info.fabric == "tcp":
             texts.insert(0, f"why TCP: {info.reason or 'no reason is known'}")
+        if texts and (peer := picture.peer(process, info)) is not None:
+            texts.append(f"peer: process {peer.pid}: {peer.program}")
         below.append(texts)
     lines = table(rows).split("\n")
     yield from lines[:2]
@@ -253,31 +302,79 @@ def _row(info: ConnectionInfo, rates: tuple[float, float] | None) -> list[str]:
     return [info.fabric, info.state, *places, *moved, credits, device, qp]
 
 
-def _as_json(picture: Picture, processes: list[Process]) -> dict[str, Any]:
-    return {"processes": [_process_as_json(picture, process) for process in processes]}
+class _Shown(Struct):
+    """A connection in JSON: what ConnectionInfo has, in its order, and what follows from it.
+
+    :ivar stats: a struct of `_stats_class`
+    """
+
+    fabric: str
+    reason: str
+    role: str
+    local: Any
+    peer: Any
+    state: str
+    reading: bool
+    paused: bool
+    device: str
+    path: str
+    qp: int
+    error: str
+    way: str
+    far: str
+    stats: Any
+    waits: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    peer_pid: int | UnsetType = UNSET
+    sent_per_s: float | UnsetType = UNSET
+    received_per_s: float | UnsetType = UNSET
 
 
-def _process_as_json(picture: Picture, process: Process) -> dict[str, Any]:
-    loops = []
-    for answer in _merged(process.answers):
-        connections = []
-        for info in answer.connections:
-            rates = picture.rates(process, answer, info)
-            shown = vars(info) | {"waits": info.waits(), "notes": picture.notes(process, info)}
-            if rates is not None:
-                shown["sent_per_s"], shown["received_per_s"] = rates
-            connections.append(shown)
-        loops.append(
-            {
+@lru_cache(maxsize=256)
+def _stats_class(names: tuple[str, ...]) -> Callable[..., Any]:
+    """What makes an object in JSON of numbers that have these names. To make a dict of each takes twice as long."""
+    if len(set(names)) < len(names) or not all(name.isidentifier() and not iskeyword(name) for name in names):
+        return lambda *numbers: dict(zip(names, numbers, strict=False))
+    return defstruct("Stats", [(name, int, UNSET) for name in names])
+
+
+def _as_json(picture: Picture, processes: list[Process]) -> Iterator[bytes]:
+    """In pieces: all of it at once would be as much memory again."""
+    yield b'{"processes":['
+    for number, process in enumerate(processes):
+        said: dict[str, Any] = {"pid": process.pid, "user": process.user, "program": process.program}
+        said |= {"silent": process.silent, "age_s": round(process.age_s, 3)}
+        yield (b"," if number else b"") + json.encode(said)[:-1] + b',"loops":['
+        for number, answer in enumerate(_merged(process.answers)):
+            loop = {
                 "loop": answer.loop,
                 "engines": [engine | {"notes": loop_notes(engine)} for engine in answer.engines],
-                "servers": [asdict(server) for server in answer.servers],
+                "servers": answer.servers,
                 "calls": answer.calls,
-                "connections": connections,
             }
-        )
-    said = {"pid": process.pid, "user": process.user, "program": process.program, "silent": process.silent}
-    return said | {"age_s": round(process.age_s, 3), "loops": loops}
+            yield (b"," if number else b"") + json.encode(loop)[:-1] + b',"connections":['
+            yield from _connections_as_json(picture, process, answer)
+            yield b"]}"
+        yield b"]}"
+    yield b"]}"
+
+
+def _connections_as_json(picture: Picture, process: Process, answer: Answer) -> Iterator[bytes]:
+    comma = b""
+    for names, rows in answer.connections.blocks:
+        stats_of = _stats_class(names)
+        shown = [_Shown(*row[:-1], stats_of(*row[-1])) for row in rows]
+        is_quiet = picture.says_no_more and quiet_rows(names)
+        for row, one in zip(rows, shown, strict=True):
+            if not (is_quiet and is_quiet(row)):
+                info = info_of(row, names)
+                one.waits, one.notes = info.waits(), picture.notes(process, info)
+                if (one.waits or one.notes) and (peer := picture.peer(process, info)) is not None:
+                    one.peer_pid = peer.pid
+                if (rates := picture.rates(process, answer, info)) is not None:
+                    one.sent_per_s, one.received_per_s = rates
+        yield comma + json.encode(shown)[1:-1]
+        comma = b","
 
 
 def _merged(answers: list[Answer]) -> list[Answer]:
@@ -287,12 +384,12 @@ def _merged(answers: list[Answer]) -> list[Answer]:
         one = loops.setdefault(answer.loop, Answer(answer.pid, answer.user, loop=answer.loop))
         one.engines += answer.engines
         one.servers += answer.servers
-        one.connections += answer.connections
+        one.connections.blocks += answer.connections.blocks
         # Each of a loop's sources has said them.
         one.calls = [*{info.key: info for info in one.calls + answer.calls}.values()]
     for one in loops.values():
         both = {place for server in one.servers if server.fabric != "rdma" for place in server.places}
-        accepted = accepted_at(info for info in one.connections if info.fabric == "tcp")
+        accepted = accepted_at(one.connections.by_tcp())
         one.servers = [
             replace(server, connections=server.connections + server.accepted(accepted))
             for server in one.servers

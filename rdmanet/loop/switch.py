@@ -93,6 +93,13 @@ class Switch:
         found: Iterator[ConnectionInfo] = imported(_tcp_infos).tcp_infos(self.base.loop, self._made)
         return found
 
+    def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+        """The same as rows, with the names of their counters."""
+        found: Iterator[tuple[list[str], tuple[Any, ...]]] = imported(_tcp_infos).tcp_rows(
+            self.base.loop, self._made
+        )
+        return found
+
     def tcp_sides(self) -> Iterator[str]:
         """The side of each of these connections."""
         found: Iterator[str] = imported(_tcp_infos).tcp_sides(self.base.loop, self._made)

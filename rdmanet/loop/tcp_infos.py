@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from rdmanet.base.accounts import ConnectionInfo, Place
+from rdmanet.base.accounts import ConnectionInfo, Place, rows_of
 from rdmanet.loop.annotation import BY_CLIENT
 
 # struct tcp_info: milliseconds since data was sent and received; bytes that were received, not sent yet, sent, and sent
@@ -34,6 +34,13 @@ def tcp_infos(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterato
         info = _info_of(transport)
         if info is not None:
             yield info
+
+
+def tcp_rows(
+    loop: Any, made: weakref.WeakValueDictionary[int, Any]
+) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+    """The same as rows, with the names of their counters."""
+    return rows_of(tcp_infos(loop, made))
 
 
 def tcp_sides(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterator[str]:

@@ -11,10 +11,9 @@ import ipaddress
 from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
-from rdmanet._core import CMID, Connection, best_gid, gid_advice
+from rdmanet._core import CMID, best_gid, gid_advice
 from rdmanet.base.accounts import MOMENT_US, ConnectionInfo, Place, ServerInfo
 from rdmanet.base.cpus import why_far_from
-from rdmanet.protocol import Machine
 from rdmanet.stream.admission import Admission, waiting_for
 from rdmanet.stream.bindings import HeldOffer
 from rdmanet.stream.transport_socket import RdmaSocket
@@ -81,53 +80,23 @@ class ExplainedServer:
 
 
 def info_of(
-    facts: dict[str, Any],
-    machine: Machine,
-    connection: Connection,
-    role: str,
-    send_slots: int,
-    transport: Any,
-    cm_id: CMID | None,
-    held: Sequence[HeldOffer] = (),
-    peers_qp: int = 0,
+    now: tuple[Any, ...], transport: Any, cm_id: CMID | None, held: Sequence[HeldOffer] = ()
 ) -> ConnectionInfo:
     """The connection as it is now.
 
-    :param facts: what get_extra_info() knows by name, as far as anybody has asked; empty until the connection is
-        established
-    :param role: "client" or "server"
-    :param send_slots: how many frames may be in flight
+    :param now: what facts_now() says of it (parts.py)
     :param transport: its transport; None if that is let go
     :param cm_id: its identifier, once there is one
     :param held: what its peer has of our memory
-    :param peers_qp: the number of the peer's queue pair, if this side was told
     """
-    error = machine.error
-    info = ConnectionInfo(
-        fabric="rdma",
-        reason=facts.get("fabric_reason", ""),
-        role=role,
-        local=_place(facts.get("sockname")),
-        peer=_place(facts.get("peername")),
-        state=machine.state.name.lower(),
-        reading=connection.reading,
-        paused=connection.protocol_paused,
-        device=facts.get("rdma_device", ""),
-        path=_path(facts, connection),
-        qp=facts.get("rdma_qp", 0),
-        error="" if error is None else f"{type(error).__name__}: {error}",
-    )
+    *said, stats = now
+    info = ConnectionInfo(*said)
+    info.stats = stats
     if info.path == "adapter":
         info.far = why_far_from(info.device)
-    if facts:
-        info.stats = connection.stats()
-        info.stats["bytes_unsent"] = connection.get_write_buffer_size()
-        info.stats["bytes_unread"] = int(connection.unread)
-        info.stats["send_slots"] = send_slots
-        info.stats["peer_qp"] = peers_qp
-        if held:
-            info.stats["offers"] = len(held)
-            info.stats["bytes_offered"] = sum(each.length for each in held)
+    if held:
+        stats["offers"] = len(held)
+        stats["bytes_offered"] = sum(each.length for each in held)
     is_silent = info.stats.get("sends_in_flight", 0) and info.stats["us_since_sent"] > MOMENT_US
     if cm_id is not None and (is_silent or info.state == "opening"):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is closed, or its device is lost
@@ -158,12 +127,3 @@ def _way(cm_id: CMID) -> str:
 
 def _place(address: Any) -> Place | None:
     return None if address is None else (address[0], address[1])
-
-
-def _path(facts: dict[str, Any], connection: Connection) -> str:
-    """How the peer is reached; "" if that is not known yet, or not any more: the queue pair has been destroyed."""
-    if not facts or connection.qp is None or connection.qp.closed:
-        return ""
-    if facts["rdma_library"] != "embedded":
-        return "adapter"
-    return "tcp" if connection.probed else "memory"

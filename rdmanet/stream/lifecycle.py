@@ -50,7 +50,7 @@ from rdmanet.stream.establish import Endpoint, Role
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
-from rdmanet.stream.parts import Life, keep_received, steps_of_end
+from rdmanet.stream.parts import Life, facts_now, keep_received, plain_row, steps_of_end
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.reports import Reports
 from rdmanet.stream.teardown import FAREWELL_S, Teardown
@@ -134,14 +134,16 @@ class Lifecycle(Life):
 
     def info(self) -> ConnectionInfo:
         """The connection as it is now."""
-        role = self.endpoint.role.name.lower()
-        slots, transport = self.config.data_slots, self.callbacks.transport
         held = () if self.known_regions is None else self.known_regions.held()
-        facts, cm_id = self.facts, self.endpoint.id
-        info_of = imported(_info_of)
-        return info_of(
-            facts.known(), self.machine, self.connection, role, slots, transport, cm_id, held, facts.peers_qp
-        )
+        return imported(_info_of)(facts_now(self), self.callbacks.transport, self.endpoint.id, held)
+
+    def row(self) -> tuple[list[str], tuple[Any, ...]]:
+        """The same for `rdmanet ss`: the names of its counters, and what row_of() makes of it (base/accounts.py)."""
+        row = plain_row(self)
+        if row is None:
+            info = self.info()
+            row = list(info.stats), imported(_row_of)(info)
+        return row
 
     def __repr__(self) -> str:
         return repr(self.callbacks.transport)
@@ -459,3 +461,9 @@ def _info_of() -> Callable[..., ConnectionInfo]:
     from rdmanet.stream.explaining import info_of
 
     return info_of
+
+
+def _row_of() -> Callable[[ConnectionInfo], tuple[Any, ...]]:
+    from rdmanet.base.accounts import row_of
+
+    return row_of

@@ -80,6 +80,8 @@ class Connected(Tenant, Sender, Protocol):
 
     def info(self) -> ConnectionInfo: ...
 
+    def row(self) -> tuple[list[str], tuple[Any, ...]]: ...
+
 
 class DeviceUser(Tenant, Protocol):
     """A connection's life, as the events of its device see it."""
@@ -231,6 +233,10 @@ class LoopContext:
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         """The connections, and attempts at them, as they are now; a forked child has none."""
         return (connection.info() for connection in list(self.connections) if not self.foreign)
+
+    def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+        """The same as rows, with the names of their counters."""
+        return (connection.row() for connection in list(() if self.foreign else self.connections))
 
     def calls_infos(self) -> Iterator[CallsInfo]:
         """What `rdmanet.rpc` has under way on this loop."""

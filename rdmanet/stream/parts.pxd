@@ -29,3 +29,5 @@ cdef class Life:
 
 cpdef keep_received(Life life)
 cpdef list steps_of_end(Life life)
+cpdef tuple facts_now(Life life)
+cpdef tuple plain_row(Life life)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rdmanet.protocol import Event, Machine
+from rdmanet.protocol import Event, Machine, State
 from rdmanet.stream.callbacks import Callbacks
 from rdmanet.stream.connection import Connection
 from rdmanet.stream.deadlines import Deadlines
-from rdmanet.stream.establish import Endpoint
+from rdmanet.stream.establish import CLIENT, Endpoint
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
@@ -25,6 +25,8 @@ from rdmanet.stream.writing import WritingHalf
 
 if TYPE_CHECKING:
     from rdmanet.stream.regions import Regions
+
+_CLIENT, _OPEN = CLIENT, State.OPEN  # as globals of this module, see lifecycle.py
 
 
 class Life:
@@ -129,3 +131,51 @@ def steps_of_end(life: Life) -> list[Callable[[], None]]:
         steps.append(life.readiness.close)
     steps.append(life.detach)
     return steps
+
+
+def facts_now(life: Life) -> tuple[Any, ...]:
+    """What `ConnectionInfo` begins with, and its counters (base/accounts.py).
+
+    `rdmanet ss` asks for this of thousands of connections: what few of them take is in explaining.py.
+    """
+    machine, connection, facts = life.machine, life.connection, life.facts.known()
+    local = peer = None
+    path, error = "", machine.error
+    stats: dict[str, int] = {}
+    if facts:
+        local, peer = facts["sockname"], facts["peername"]
+        stats = connection.stats()
+        stats["bytes_unsent"] = connection.get_write_buffer_size()
+        stats["bytes_unread"] = int(connection.unread)
+        stats["send_slots"] = life.config.data_slots
+        stats["peer_qp"] = life.facts.peers_qp
+        qp = connection.qp
+        if qp is not None and not qp.closed:  # else it is over
+            if facts["rdma_library"] != "embedded":
+                path = "adapter"
+            else:
+                path = "tcp" if connection.probed else "memory"
+    return (
+        "rdma",
+        facts.get("fabric_reason", ""),
+        "client" if life.endpoint.role is _CLIENT else "server",
+        None if local is None else local[:2],
+        None if peer is None else peer[:2],
+        "open" if machine.state is _OPEN else machine.state.name.lower(),
+        connection.reading,
+        connection.protocol_paused,
+        facts.get("rdma_device", ""),
+        path,
+        facts.get("rdma_qp", 0),
+        "" if error is None else f"{type(error).__name__}: {error}",
+        stats,
+    )
+
+
+def plain_row(life: Life) -> tuple[list[str], tuple[Any, ...]] | None:
+    """Its names and numbers as `rows_of` yields them (base/accounts.py); None if there is more to say."""
+    now = facts_now(life)
+    stats: dict[str, int] = now[12]
+    if now[5] != "open" or now[9] == "adapter" or life.known_regions is not None or stats["sends_in_flight"]:
+        return None
+    return list(stats), (*now[:12], "", "", list(stats.values()))

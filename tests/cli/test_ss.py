@@ -13,7 +13,7 @@ import pytest
 
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo
 from rdmanet.cli import ss as ss_command
-from rdmanet.cli.asking import Answer
+from rdmanet.cli.asking import Answer, Connections
 from rdmanet.cli.command_line import main
 from rdmanet.cli.ss import _merged as merged
 from rdmanet.cli.ss import _why_silent as why_silent
@@ -79,6 +79,47 @@ def test_it_names_who_waits_for_whom(watched):
     assert f"process {watched.pid}, user {os.geteuid()}: " in text and "why TCP: no program on this" in text
     assert f"serving: 127.0.0.1:{watched.ports['port']} by RDMA AND TCP" in text
     assert "      waits: " in text and "the peer does not read" in text
+
+
+def test_only_who_waits(watched):
+    """The others are left out, of processes and of connections; and the other end of each is named."""
+    watched.tell(do="do not read")
+    watched.hear()
+    found = json.loads(ss("--json", "--waiting", "--pid", watched.pid))["processes"]
+    assert {info["role"] for info in connections(found[0])} == {"client", "server"}
+    assert all(info["waits"] and info["fabric"] == "rdma" for info in connections(found[0]))
+    assert "serving" not in ss("--waiting", "--pid", watched.pid)
+
+
+def test_nobody_waits(monkeypatch, capsys):
+    quiet = ConnectionInfo(
+        "rdma", "", "client", ("127.0.0.1", 1), ("127.0.0.1", 2), "open", stats={"bytes_sent": 1}
+    )
+    silent = Answer(2, 0, "it broke off")
+    for answers, said in (
+        ([], "nobody waits\n"),
+        ([silent], f"process 2, user 0: {ss_command._program(2)}\n"),
+    ):
+        found = [Answer(1, 0, connections=Connections([quiet])), *answers]
+        monkeypatch.setattr(ss_command, "ask_all", lambda pid, found=found: found)
+        assert main(["ss", "--waiting"]) == 0
+        assert capsys.readouterr().out.startswith(said)
+
+
+def test_the_peer_of_a_connection_that_waits_is_named(monkeypatch):
+    """Though its client has no port of its own, so that its address says nothing."""
+    at, qp, stats = ("127.0.0.1", 1), 0x100, dict.fromkeys(("bytes_unsent", "sends_in_flight", "credits"), 0)
+    stats |= {"bytes_unread": 1}
+    client = ConnectionInfo("rdma", "", "client", ("127.0.0.1", 40000), at, "open", qp=qp, stats=stats)
+    server = ConnectionInfo("rdma", "", "server", at, ("127.0.0.1", 0), "open", qp=2, stats={"peer_qp": qp})
+    answers = [Answer(pid, 0, connections=Connections([info])) for pid, info in ((1, client), (2, server))]
+    monkeypatch.setattr(ss_command, "ask_all", lambda _: answers)
+    picture = ss_command.Picture(is_last=True)
+    text = ss_command._as_text(picture, picture.take(None))
+    assert text.count("peer: process") == 1 and f"      peer: process 2: {ss_command._program(2)}" in text
+    answers[1].user = 7  # another user's may say anything
+    text = ss_command._as_text(picture, picture.take(None))
+    assert "peer: process" not in text
 
 
 def test_memory_that_is_registered_each_time(watched):
@@ -174,8 +215,8 @@ def test_a_server_counts_what_its_loop_has_by_tcp():
     by_tcp = [ConnectionInfo("tcp", "", "server", at, peer, "open") for at in (place, place, peer, None)]
     by_rdma = ConnectionInfo("rdma", "", "server", place, peer, "open")
     answers = [
-        Answer(1, 0, servers=[both, other], connections=by_tcp),
-        Answer(1, 0, servers=[half], connections=[by_rdma]),
+        Answer(1, 0, servers=[both, other], connections=Connections(by_tcp)),
+        Answer(1, 0, servers=[half], connections=Connections([by_rdma])),
     ]
     for _ in range(2):
         [one] = merged(answers)
@@ -188,7 +229,10 @@ def test_the_ends_of_a_connection_are_found_though_the_client_has_no_port(monkey
     client = ConnectionInfo("rdma", "", "client", ("127.0.0.1", 40000), at, "open", qp=qp)
     server = ConnectionInfo("rdma", "", "server", at, ("127.0.0.1", 0), "open", qp=2, stats={"peer_qp": qp})
     untold = ConnectionInfo("rdma", "", "server", at, ("127.0.0.1", 0), "open", qp=3)
-    answers = [Answer(1, 0, connections=[client]), Answer(2, 0, connections=[server, untold])]
+    answers = [
+        Answer(1, 0, connections=Connections([client])),
+        Answer(2, 0, connections=Connections([server, untold])),
+    ]
     picture = ss_command.Picture()
     monkeypatch.setattr(ss_command, "ask_all", lambda _: answers)
     monkeypatch.setattr(ss_command, "are_together", lambda pids: False)
@@ -209,13 +253,13 @@ class Port(int):
     __hash__ = int.__hash__
 
 
-def picture_of(count):
+def picture_of(count, port=Port):
     """So many connections by TCP, and a tenth as many servers, of one loop."""
-    places = [("127.0.0.1", Port(number)) for number in range(count)]
+    places = [("127.0.0.1", port(number)) for number in range(count)]
     servers = [ServerInfo([place], "rdma and tcp", True, 0) for place in places[::10]]
     halves = [ServerInfo([place], "rdma", True, 0) for place in places[::10]]
     made = [ConnectionInfo("tcp", "", "server", place, ("127.0.0.2", 1), "open") for place in places]
-    answers = [Answer(1, 0, servers=servers + halves, connections=made)]
+    answers = [Answer(1, 0, servers=servers + halves, connections=Connections(made))]
     return [ss_command.Process(1, 0, "program", answers=answers)]
 
 
@@ -236,10 +280,20 @@ def calls_of(function, *arguments):
     return calls
 
 
-@pytest.mark.parametrize("shown", [ss_command._as_text, ss_command._as_json])
+def as_text(count):
+    return ss_command._as_text(ss_command.Picture(), picture_of(count))
+
+
+def as_json(count):
+    """The servers' connections are counted first. Ports are what JSON takes then."""
+    found = picture_of(count)
+    merged(found[0].answers)
+    return [*ss_command._as_json(ss_command.Picture(), picture_of(count, int))]
+
+
+@pytest.mark.parametrize("shown", [as_text, as_json])
 def test_twice_as_many_connections_are_twice_the_work(shown):
-    picture = ss_command.Picture()
-    few, many = (calls_of(shown, picture, picture_of(count)) for count in (500, 1000))
+    few, many = (calls_of(shown, count) for count in (500, 1000))
     assert 1000 < few < many < 2.2 * few
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rdmanet.base import onlookers
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, loop_notes
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, loop_notes, rows_of
 from rdmanet.base.call_accounts import CallsInfo
 from rdmanet.cli import ss
 from tests.security.test_ss import Liar
@@ -42,6 +42,9 @@ class Staged:
 
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         return iter([] if self.connection is None else [self.connection])
+
+    def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+        return rows_of(self.connection_infos())
 
     def calls_infos(self) -> Iterator[CallsInfo]:
         return iter(())
@@ -114,7 +117,7 @@ def test_the_cause_is_named(trouble):
     picture = ss.Picture()
     with Liar(b"".join(onlookers._lines_of(staged)), os.getpid()):
         [process] = [each for each in picture.take(os.getpid()) if each.pid == os.getpid()]
-    text, as_json = ss._as_text(picture, [process]), str(ss._as_json(picture, [process]))
+    text, as_json = ss._as_text(picture, [process]), b"".join(ss._as_json(picture, [process])).decode()
     assert not process.silent and words in text
     if staged.server is None:  # JSON has a server's numbers
         assert words in as_json

@@ -70,7 +70,7 @@ async def said_by_ss() -> str:
     """What `rdmanet ss` says of this process."""
     picture = ss.Picture()
     processes = await asyncio.to_thread(picture.take, os.getpid())
-    assert json.encode(ss._as_json(picture, processes))
+    assert json.decode(b"".join(ss._as_json(picture, processes)))
     return ss._as_text(picture, processes)
 
 

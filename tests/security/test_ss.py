@@ -160,7 +160,7 @@ LIES = {
     "a negative number": (HEAD + (CONNECTION % b"").replace(b"7,", b"-1,"), "Expected `int` >= 0"),
     "a negative counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[-5]"), "Expected `int` >= 0"),
     "a great counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[%d]" % 2**64), "Expected `int` <= "),
-    "no name for a counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[5,6]"), "longer"),
+    "no name for a counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[5,6]"), "more numbers than names"),
     "no address": (
         HEAD + (CONNECTION % b"").replace(b"127.0.0.1", b"evil", 1),
         "does not appear to be an IPv4",
@@ -191,14 +191,14 @@ def test_lies_are_no_answer(lie):
     says, why = LIES[lie]
     with Liar(says, os.getpid()):
         [answer] = [answer for answer in asking.ask_all() if answer.pid == os.getpid()]
-    assert why in answer.failed and answer.failed and not answer.connections
+    assert why in answer.failed and answer.failed and not len(answer.connections)
 
 
 def test_an_answer_without_end_is_bounded(monkeypatch):
     monkeypatch.setattr(asking, "ANSWER_BYTES_MOST", 1 << 20)
     with Liar(HEAD + CONNECTION % b"", os.getpid(), again=True):
         [answer] = [answer for answer in asking.ask_all() if answer.pid == os.getpid()]
-    assert answer.failed and not answer.connections
+    assert answer.failed and not len(answer.connections)
 
 
 def test_who_says_nothing_is_late(monkeypatch):

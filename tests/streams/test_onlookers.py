@@ -15,7 +15,7 @@ import pytest
 from harness import Net
 
 from rdmanet.base import onlookers, watching
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, row_of
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, row_of, rows_of
 from rdmanet.base.call_accounts import CallsInfo
 from tests.support.descriptors import descriptors_left
 from tests.support.waiting import begin, loop_turns, readable, until_seen
@@ -32,6 +32,9 @@ class Many:
 
     def headline(self) -> dict[str, Any]:
         return {"loop": 1, "library": "", "engines": []}
+
+    def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+        return rows_of(self.connection_infos())
 
     def calls_infos(self) -> Iterator[CallsInfo]:
         return iter(())
@@ -79,7 +82,7 @@ async def read_all(sock: socket.socket) -> list[bytes]:
                 sock.send(b"\n")
 
 
-def rows_of(lines: list[bytes]) -> list[list[Any]]:
+def rows_said(lines: list[bytes]) -> list[list[Any]]:
     return [row for line in lines[1:-1] for row in json.loads(line)["rows"]]
 
 
@@ -100,7 +103,7 @@ async def test_the_loop_does_its_other_work_meanwhile(monkeypatch):
     other.cancel()
     at.close()
     assert json.loads(lines[0])["version"] == onlookers.VERSION
-    rows = rows_of(lines)
+    rows = rows_said(lines)
     assert len(rows) == 2000 and json.loads(lines[-1]) == {"connections": 2000}
     assert rows[0] == json.loads(json.dumps(row_of(next(source.connection_infos()))))
     assert turns >= 200
@@ -143,7 +146,7 @@ async def test_modules_are_imported_one_in_a_turn(monkeypatch):
     source = importing(monkeypatch)
     at = watched(source)
     with look(at) as sock:
-        assert len(rows_of(await read_all(sock))) == 1
+        assert len(rows_said(await read_all(sock))) == 1
     at.close()
 
 
@@ -154,7 +157,7 @@ async def test_modules_are_imported_when_who_looks_has_the_last_descriptor(monke
         await until_seen(lambda: at.answers)
         with descriptors_left(0):
             await until_seen(lambda: all(name in sys.modules for name in source.modules) or not at.answers)
-        assert len(rows_of(await read_all(sock))) == 1
+        assert len(rows_said(await read_all(sock))) == 1
     at.close()
 
 

@@ -10,6 +10,7 @@ from rdmanet.base.accounts import (
     accepted_at,
     loop_notes,
     place_text,
+    quiet_rows,
     row_of,
     size_text,
     time_text,
@@ -93,6 +94,18 @@ def test_what_has_slowed_it():
 def test_what_slows_a_loop():
     quiet = {"messages": 1000, "wakeups": 400, "registrations": 200, "registrations_reused": 300}
     assert loop_notes(quiet) == loop_notes({"messages": 9, "wakeups": 9, "registrations": 9}) == []
+    held = {
+        "long_stretches": 3,
+        "us_in_long_stretches": 90_000,
+        "us_longest_stretch": 60_000,
+        "us_asleep": 100_000,
+    }
+    [note] = loop_notes({**quiet, **held})
+    assert (
+        "did not look at its connections for 10 ms or more 3 times, 90.0 ms in all, 60.0 ms at most: " in note
+    )
+    assert not loop_notes({**held, "us_polling": 1_000_000}) + loop_notes({**held, "long_stretches": 2})
+    assert loop_notes({"messages": 0, "wakeups": 900}) == []
     [note] = loop_notes({**quiet, "wakeups": 900})
     assert note.startswith("900 wake-ups for 1000 messages: it sleeps before nearly each")
     [note] = loop_notes({**quiet, "registrations": 400})
@@ -141,8 +154,38 @@ def test_the_client_has_said_nothing():
 @pytest.mark.parametrize("state", State)
 def test_each_state_is_understood(state):
     info = replace(OPEN, state=state.name.lower())
-    assert asking._checked(row_of(info), list(info.stats)) == info
+    assert [*asking.Connections([info])] == [info]
+    assert asking._checked_rows([row_of(info)], len(info.stats)) == [row_of(info)]
     assert info.explain()
+
+
+QUIET_TCP = ConnectionInfo("tcp", "why", "client", HERE, THERE, "open", stats={"bytes_unsent": 0})
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        *(replace(OPEN, state=state.name.lower()) for state in State if state is not State.OPEN),
+        replace(OPEN, reading=False),
+        replace(OPEN, paused=True),
+        replace(OPEN, far="far CPUs: ..."),
+        replace(OPEN, stats={}),
+        *(
+            with_stats(**{name: 5})
+            for name in ("bytes_unsent", "sends_in_flight", "bytes_unread", "slots_leased")
+        ),
+        with_stats(us_without_credits=5, us_open=7, waits_for_credits=1),
+        with_stats(bytes_sent=4 << 20, frames_sent=1024, frame_bytes=4096),
+        replace(QUIET_TCP, stats={"bytes_unsent": 5}),
+    ],
+)
+def test_a_row_of_which_something_may_be_said_is_not_quiet(info):
+    assert not quiet_rows(list(info.stats))(row_of(info))
+
+
+@pytest.mark.parametrize("info", [OPEN, QUIET_TCP])
+def test_a_row_of_which_nothing_is_said_is_quiet(info):
+    assert quiet_rows(list(info.stats))(row_of(info)) and not info.waits() and not info.notes()
 
 
 def test_by_tcp():

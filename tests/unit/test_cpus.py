@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rdmanet.base import cpus
 from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.cli import ss
-from rdmanet.cli.asking import Answer
+from rdmanet.cli.asking import Answer, Connections
 
 ALLOWED = {1: "0-3", 2: "4-7", 3: "0-7", 4: "2-3", 5: "7", 6: "7"}
 DEVICES = {"mlx5_0": "0", "mlx5_1": "1", "rxe0": "-1"}
@@ -99,7 +100,8 @@ def picture_of(monkeypatch, *ends, users=(0, 0)):
         for place in places
     ]
     answers = [
-        Answer(pid, user, connections=[info]) for pid, user, info in zip(ends, users, made, strict=True)
+        Answer(pid, user, connections=Connections([info]))
+        for pid, user, info in zip(ends, users, made, strict=True)
     ]
     monkeypatch.setattr(ss, "ask_all", lambda pid: answers)
     picture = ss.Picture()
@@ -115,7 +117,7 @@ def test_ss_names_far_cpus(machine, monkeypatch):
     assert (
         "note: far CPUs: this process may only run on CPUs 4-7 (node 1), and its peer, process 1, on" in text
     )
-    [loop] = ss._as_json(picture, processes)["processes"][0]["loops"]
+    [loop] = json.loads(b"".join(ss._as_json(picture, processes)))["processes"][0]["loops"]
     assert loop["connections"][0]["notes"][0].startswith("far CPUs: ")
     assert "far CPUs" not in ss._as_text(*picture_of(monkeypatch, 1, 3))
 
@@ -127,7 +129,7 @@ def test_two_processes_are_looked_at_once(machine, monkeypatch):
     monkeypatch.setattr(ss, "why_far", lambda *pids: asked.append(pids) or "")
     picture, processes = picture_of(monkeypatch, 1, 3)
     for answer in processes[0].answers:
-        answer.connections *= 3
+        answer.connections.blocks *= 3
     ss._as_text(picture, processes)
     assert sorted(asked) == [(1, 3), (3, 1)]
 
