@@ -64,8 +64,9 @@ NAME = "rdmanet-ss/"
 """How the names of these sockets begin."""
 VERSION = 2
 """Of the answers. Who reads another one says so."""
-SLICE_S = 0.0003
-ROWS_MOST = 64
+SLICE_S = 0.0006
+"""Each slice is a turn of two loops' and a switch to another process, which take as long as some hundred rows."""
+ROWS_MOST = 128
 """Of a line, so that it fits in a socket."""
 CALLERS_MOST = 8
 """Servers and clients of calls in a line, for the same reason."""

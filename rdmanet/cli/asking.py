@@ -39,7 +39,7 @@ from rdmanet.protocol import State
 REFUSED = "it does not let this process look"
 ANSWER_S = 0.5
 GRACE_S = 0.005
-LINE_BYTES_MOST = 1 << 18
+LINE_BYTES_MOST = 1 << 19
 ANSWER_BYTES_MOST = 64 << 20
 _NAMES_MOST = 1 << 16
 _TEXT_MOST = 300

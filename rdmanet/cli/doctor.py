@@ -33,7 +33,7 @@ from typing import Any
 from rdmanet.cli import interrupts
 from rdmanet.cli.checks import CHECKS
 from rdmanet.cli.finding import Finding
-from rdmanet.cli.running import advice, reach
+from rdmanet.cli.running import advice, reach, why_silent
 from rdmanet.cli.variables import is_blamed
 from rdmanet.errors import endpoint
 from rdmanet.loop import loop_factory
@@ -289,6 +289,10 @@ def _failure(exc: Exception, host: str, port: int) -> tuple[str, str]:
             )
         return f"{name} refused: {exc.strerror}", serve
     if isinstance(exc, TimeoutError):
+        with contextlib.suppress(OSError):
+            [place, *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            if why := why_silent(str(place[4][0]), port):
+                return f"{name} did not answer within {_TIMEOUT_S} s: {why}", advice(why)[1]
         return (
             f"{name} did not answer within {_TIMEOUT_S} s",
             f"ping {host}; is UDP port 4791 (RoCE) open in every firewall, or TCP ports {port} and {port + 1} "

@@ -9,6 +9,8 @@ them to be the same. Where nobody offers RDMA, nothing is wrong.
 """
 
 import asyncio
+import contextlib
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +40,7 @@ _ADVICE: dict[str, tuple[Status, str]] = {
     "did not answer": ("warn", "the server is busy or stopped: `rdmanet ss` says which"),
     "has not answered": ("warn", "the server is busy or stopped: `rdmanet ss` says which"),
     "in time": ("warn", "the server is busy or stopped: `rdmanet ss` says which"),
+    "SIGSTOP": ("warn", "have it go on: kill -CONT, and the number of the process"),
     "descriptor": ("warn", "raise the limit of descriptors: ulimit -n, for a service LimitNOFILE="),
     "the client came by TCP": ("warn", "look at the client, which has the reason: `rdmanet ss` on its host"),
     NOBODY: ("info", "start the server with `rdmanet run`, or on rdmanet.run()"),
@@ -85,7 +88,26 @@ async def reach(host: str, port: int) -> Finding:
     status, what_to_do = advice(reason)
     if not kernel.is_of_this_host(address[0]) and reason.startswith(NOBODY):
         what_to_do = "the event loop reaches other hosts by an RDMA adapter only; direct calls use any device"
+    elif why := why_silent(*address[:2]):
+        said, what_to_do = f"{said}: {why}", advice(why)[1]
     return Finding("fabric", "fail" if status == "fail" else "warn", said, what_to_do)
+
+
+def why_silent(address: str, port: int) -> str:
+    """Which process of this host has the TCP listener there, and why it does not answer `rdmanet ss`; "" if it does."""
+    with contextlib.suppress(OSError):
+        if (listener := kernel.tcp_listener(address, port)) is not None:
+            for process in Picture(is_last=True).take(None):
+                if process.silent and f"socket:[{listener.inode}]" in _links(process.pid):
+                    return f"process {process.pid} does not answer: {process.silent}"
+    return ""
+
+
+def _links(pid: int) -> Iterator[str]:
+    """What the descriptors of a process are, as far as this one may see them."""
+    for name in kernel.names_in(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 _NOBODY = "servers on the event loop listen by TCP and RDMA; those of direct calls (start_rdma_server()) by RDMA only"
