@@ -30,12 +30,11 @@ import select
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet import _core
 from rdmanet._core import (
     CMID,
-    QP,
     CMEvent,
     CMEventChannel,
     CMEventType,
@@ -48,7 +47,7 @@ from rdmanet.base import watching
 from rdmanet.base.environment import place_bytes
 from rdmanet.errors import DeviceLostError, event_error
 from rdmanet.stream import tracing
-from rdmanet.stream.parting import Parting, Sender
+from rdmanet.stream.parting import Parting
 from rdmanet.stream.readiness import new_bell
 from rdmanet.stream.waits import Waits
 from rdmanet.verbs.device_events import EventFeed
@@ -58,43 +57,10 @@ if TYPE_CHECKING:
     from rdmanet._core import AsyncEvent
     from rdmanet.base.accounts import ConnectionInfo, ServerInfo
     from rdmanet.base.call_accounts import CallsInfo
+    from rdmanet.stream.tenants import Connected, DeviceUser, Listening
 
 logger = logging.getLogger("rdmanet")
 CMHandler = Callable[[CMEvent], None]
-
-
-class Tenant(Protocol):
-    """What belongs to a loop context and is told when its loop ends: a connection's life, a server."""
-
-    def _loop_ended(self) -> None: ...
-
-
-class Listening(Tenant, Protocol):
-    """A server."""
-
-    def info(self) -> ServerInfo: ...
-
-
-class Connected(Tenant, Sender, Protocol):
-    """A connection's life."""
-
-    def info(self) -> ConnectionInfo: ...
-
-    def row(self) -> tuple[list[str], tuple[Any, ...]]: ...
-
-
-class DeviceUser(Tenant, Protocol):
-    """A connection's life, as the events of its device see it."""
-
-    @property
-    def qp(self) -> QP | None: ...
-
-    def on_connection_error(self, error: OSError) -> None:
-        """The connection is over, for this reason."""
-
-    def port_event(self, event: AsyncEvent) -> None:
-        """An event of a port of its device."""
-
 
 _REMOVAL, _REQUEST = CMEventType.DEVICE_REMOVAL, CMEventType.CONNECT_REQUEST
 _ATTRIBUTE = "_rdmanet_loop_contexts"
@@ -503,4 +469,4 @@ class LoopContext:
 
 def users_of(engine: StreamEngine) -> list[DeviceUser]:
     """The owners of the connections on this engine."""
-    return [cast(DeviceUser, connection.owner) for connection in engine.connections]
+    return [cast("DeviceUser", connection.owner) for connection in engine.connections]
