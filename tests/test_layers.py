@@ -81,7 +81,7 @@ ROOMS = [
         {"verbs.device_log"},
         {"stream.options"},
         {"stream.tracing"},
-        {"stream.waits", "stream.parting", "stream.tenants"},
+        {"stream.waits", "stream.parting", "stream.tenants", "stream.leaving"},
         {"stream.transfers", "stream.blocks"},
         {"stream.tls", "stream.ssl_protocol", "stream.in_the_clear"},
     ],

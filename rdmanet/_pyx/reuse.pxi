@@ -11,8 +11,13 @@
 #     sizes       Eight for each power of two, so that the next user's often fits; at most an eighth is wasted.
 #     pages       Huge ones, if the kernel has them and lets programs ask (madvise): a new one takes one fault instead
 #                 of 512.
-#     how much    IDLE_BYTES in IDLE_AREAS areas; if there were more, the one that is idle for longest is unmapped. What
-#                 is idle was in use before, so it is never more than the most that was in use at a time.
+#     how much    IDLE_BYTES in IDLE_AREAS areas; if there were more, the one that is idle for longest leaves. What is
+#                 idle was in use before, so it is never more than the most that was in use at a time.
+#     leaving     What is more leaves, and not at once: who has used a gigabyte often needs one again soon, and new
+#                 pages cost more than what is read into them. It waits in a list, whose links are in that memory
+#                 itself, and is used again from there. What nobody has needed for some time is unmapped, piece by
+#                 piece: to unmap a gigabyte in one go takes the kernel 3 to 50 ms. Who does that is told by
+#                 `on_leaving` (stream/leaving.py); where there is nobody, it is unmapped at once.
 #     shortage    The kernel may take the pages of idle memory whenever it needs some (MADV_FREE, which costs nothing
 #                 for huge pages, and for others as much as to fill them).
 #
@@ -34,8 +39,16 @@ cdef extern from * nogil:
         size_t length;
     };
 
+    /* At the beginning of an area that leaves. */
+    struct rn_leaving {
+        struct rn_leaving *next;
+        size_t length;
+    };
+
     static struct rn_area rn_idle[RN_IDLE_AREAS]; /* the first is idle for longest */
     static size_t rn_idle_count, rn_idle_bytes;
+    static struct rn_leaving *rn_leaving;
+    static size_t rn_leaving_bytes, rn_unneeded_bytes; /* the least that there were since somebody has looked */
 
     /* The size of the area for so many bytes; 0 if there is none. */
     static size_t rn_area_size(size_t length)
@@ -69,9 +82,67 @@ cdef extern from * nogil:
         memmove(&rn_idle[i], &rn_idle[i + 1], (rn_idle_count - i) * sizeof(rn_idle[0]));
     }
 
+    static void rn_area_leave(char *address, size_t length)
+    {
+        struct rn_leaving *area = (struct rn_leaving *)address;
+
+        *area = (struct rn_leaving){rn_leaving, length};
+        rn_leaving = area;
+        rn_leaving_bytes += length;
+    }
+
+    static void rn_leaving_fewer(size_t length)
+    {
+        rn_leaving_bytes -= length;
+        if (rn_unneeded_bytes > rn_leaving_bytes)
+            rn_unneeded_bytes = rn_leaving_bytes;
+    }
+
+    /* An area of this size, after all. */
+    static char *rn_leaving_stay(size_t length)
+    {
+        for (struct rn_leaving **at = &rn_leaving, *area; (area = *at); at = &area->next)
+            if (area->length == length) {
+                *at = area->next;
+                rn_leaving_fewer(length);
+                return (char *)area;
+            }
+        return NULL;
+    }
+
+    /* Take up to so many bytes out of the list, to be unmapped: the end of an area. */
+    static struct rn_area rn_leaving_take(size_t most)
+    {
+        struct rn_leaving *area = rn_leaving;
+        struct rn_area piece = {NULL, 0};
+
+        if (!area)
+            return piece;
+        if (area->length <= most)
+            rn_leaving = area->next;
+        piece.length = area->length <= most ? area->length : most;
+        piece.address = (char *)area + area->length - piece.length;
+        area->length -= piece.length;
+        rn_leaving_fewer(piece.length);
+        return piece;
+    }
+
+    static size_t rn_unneeded(void)
+    {
+        size_t bytes = rn_unneeded_bytes;
+
+        rn_unneeded_bytes = rn_leaving_bytes;
+        return bytes;
+    }
+
+    static void rn_area_unmap(struct rn_area area)
+    {
+        munmap(area.address, area.length);
+    }
+
     static void rn_idle_drop(void)
     {
-        munmap(rn_idle[0].address, rn_idle[0].length);
+        rn_area_leave(rn_idle[0].address, rn_idle[0].length);
         rn_idle_remove(0);
     }
 
@@ -86,20 +157,25 @@ cdef extern from * nogil:
                 rn_idle_remove(i);
                 return address;
             }
-        while (!(address = rn_area_map(length)) && rn_idle_count)
-            rn_idle_drop();
+        if ((address = rn_leaving_stay(length)))
+            return address;
+        while (!(address = rn_area_map(length)) && (rn_leaving || rn_idle_count)) {
+            if (!rn_leaving)
+                rn_idle_drop();
+            rn_area_unmap(rn_leaving_take(SIZE_MAX));
+        }
         return address;
     }
 
     static void rn_area_give(char *address, size_t length)
     {
+        (void)madvise(address, length, MADV_FREE);
         if (length > RN_IDLE_BYTES) {
-            munmap(address, length);
+            rn_area_leave(address, length);
             return;
         }
         while (rn_idle_count == RN_IDLE_AREAS || rn_idle_bytes + length > RN_IDLE_BYTES)
             rn_idle_drop();
-        (void)madvise(address, length, MADV_FREE);
         rn_idle[rn_idle_count++] = (struct rn_area){address, length};
         rn_idle_bytes += length;
     }
@@ -118,7 +194,13 @@ cdef extern from * nogil:
             (void)madvise((void *)first, last - first, MADV_POPULATE_WRITE);
     }
     """
-    size_t RN_REUSED_BYTES, RN_IDLE_BYTES, rn_idle_bytes
+    struct rn_area:
+        char *address
+        size_t length
+    size_t RN_REUSED_BYTES, RN_IDLE_BYTES, rn_idle_bytes, rn_leaving_bytes
+    rn_area rn_leaving_take(size_t most)
+    void rn_area_unmap(rn_area area)
+    size_t rn_unneeded()
     size_t rn_area_size(size_t length)
     char *rn_area_take(size_t length)
     void rn_area_give(char *address, size_t length)
@@ -126,6 +208,8 @@ cdef extern from * nogil:
 
 
 REUSED_BYTES = RN_REUSED_BYTES
+
+cdef object on_leaving = None   # is called when there is more to be unmapped
 
 
 @cython.final
@@ -141,6 +225,8 @@ cdef class ReusableMemory:
     def __dealloc__(self):
         if self.address is not NULL:
             rn_area_give(self.address, self.area_bytes)
+            if rn_leaving_bytes:
+                tell_of_leaving()
 
     def __len__(self):
         return <Py_ssize_t>self.length
@@ -150,6 +236,42 @@ cdef class ReusableMemory:
 
     def __repr__(self):
         return f"<ReusableMemory of {self.length} bytes>"
+
+
+cdef int tell_of_leaving() except -1:
+    """There is memory to be unmapped."""
+    try:
+        if on_leaving is not None and on_leaving():
+            return 0
+    except Exception:   # the loop is being closed, or the interpreter
+        pass
+    unmap_some(rn_leaving_bytes)
+    return 0
+
+
+def call_on_leaving(callback):
+    """Call this whenever there is more memory to be unmapped; it returns whether it sees to that, by `unmap_some`.
+
+    From then on, until None is given. Whoever lets go of memory calls it: in any thread, at any place.
+    """
+    global on_leaving
+    on_leaving = callback
+
+
+def unmap_some(size_t nbytes):
+    """Unmap up to so many bytes of what nobody uses any more; returns how many are left."""
+    cdef rn_area piece
+    while nbytes and rn_leaving_bytes:
+        piece = rn_leaving_take(nbytes)
+        nbytes -= piece.length
+        with nogil:
+            rn_area_unmap(piece)
+    return rn_leaving_bytes
+
+
+def unneeded_bytes():
+    """How many bytes of what leaves nobody has needed since this was called before."""
+    return rn_unneeded()
 
 
 def unfilled(nbytes):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from rdmanet._core import bring_in
+from rdmanet.stream import leaving  # noqa: F401  memory goes in pieces, too
 
 LEAST_BYTES: Final = 4 << 20
 """Less is provided in one go, by whoever needs it first."""

@@ -1,0 +1,82 @@
+"""Large memory that nobody uses any more goes later, in pieces, and others have their turn between two of them.
+
+Theory
+------
+New pages cost more than what is read into them, above all on a virtual machine, whose host has to find them as well. A
+program that gets a gigabyte in a call often gets another one soon. And to unmap a gigabyte takes the kernel 3 to 50 ms,
+for which a loop would wait: at the end of a call, or where the program lets go of a result. So memory of `unfilled()`
+that is too much to be kept for good is put into a list, from which it can be used again (_pyx/reuse.pxi). If a loop
+runs in the thread that lets go of it, the loop looks every LINGER_S how much of the list nobody has needed since its
+last look, and unmaps that: PIECE_BYTES at a time, for STEP_S in each of its turns. Meanwhile the kernel may take the
+pages if it runs short. When the list is empty, nothing is left to be done, and no timer is.
+
+Where no loop runs, nobody is held up, and all of the list goes at once, unless another thread's loop is at it; so it
+does when the loop is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from weakref import WeakSet
+
+from rdmanet._core import call_on_leaving, unmap_some, unneeded_bytes
+
+LINGER_S = 2.0
+PIECE_BYTES = 2 << 20
+STEP_S = 0.001
+_ALL = (1 << 63) - 1
+
+_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+
+class _Unmapping:
+    """The work of one loop, whose timer has it. If that is dropped, because the loop is closed, all goes at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._unneeded = 0
+        self._is_over = False
+        _loops.add(loop)
+        unneeded_bytes()
+        loop.call_later(LINGER_S, self._look)
+
+    def _look(self) -> None:
+        self._unneeded = unneeded_bytes()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        ends_at = time.monotonic() + STEP_S  # a loop's clock may stand still in a turn
+        while self._unneeded > 0:
+            unmap_some(min(PIECE_BYTES, self._unneeded))
+            self._unneeded -= PIECE_BYTES
+            if time.monotonic() >= ends_at:
+                self._loop.call_soon(self._go_on)
+                return
+        if unmap_some(0):
+            self._loop.call_later(LINGER_S, self._look)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        _loops.discard(self._loop)
+
+    def __del__(self) -> None:
+        if not self._is_over:
+            self._end()
+            unmap_some(_ALL)
+
+
+def _more_leaves() -> bool:
+    """Have the loop that runs here see to it, or one that is at it; False: there is none."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return any(loop.is_running() for loop in _loops)
+    if loop not in _loops:
+        _Unmapping(loop)
+    return True
+
+
+call_on_leaving(_more_leaves)
