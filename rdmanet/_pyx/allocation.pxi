@@ -109,14 +109,20 @@ cdef AllocatedMemory memory_at(const char *at, size_t length):
 
 
 def region_for_peers(PD pd not None, buffer, int access):
-    """`pd.reg_mr(buffer, access)`, but peers of the embedded device can map what lies in memory of `alloc()`."""
+    """`pd.reg_mr(buffer, access)`, but peers of the embedded device can map what lies in memory of `alloc()`.
+
+    It does not look whether each page of a buffer is there, which takes as long as a good part of the copy: the buffer
+    is held, so it is.
+    """
     cdef AllocatedMemory of
+    cdef const uint32_t *vouched
     cdef MR mr = MR.__new__(MR)
     pd.usable()
     mr.borrow(buffer, access)
     of = memory_at(mr.addr, mr.length) if pd.context.library.embedded_device else None
     if of is None:
-        return mr.register(pd, access)
+        vouched = <const uint32_t *>verbs.rn_library_symbol(pd.context.library.c, "rdmanet_soft_access_vouched")
+        return mr.register(pd, access, -1, 0, <int>vouched[0] if vouched != NULL else 0)
     return mr.register(pd, access, of.pages.fd, <uintptr_t>mr.addr - <uintptr_t>of.pages.address)
 
 

@@ -256,7 +256,7 @@ cdef class MR(Resource):
         self.addr, self.length, self.readonly = memory.first, memory.length, memory.readonly
         return 0
 
-    cdef MR register(self, PD pd, int access, int fd=-1, uint64_t offset=0):
+    cdef MR register(self, PD pd, int access, int fd=-1, uint64_t offset=0, int hint=0):    # a flag that is no right
         cdef const verbs.rn_library *c = pd.context.library.c
         cdef int rc
         self.iova = 0 if access & verbs.IBV_ACCESS_ZERO_BASED else <uintptr_t>self.addr
@@ -264,7 +264,7 @@ cdef class MR(Resource):
             if fd >= 0:
                 rc = verbs.rn_reg_dmabuf_mr(c, pd.ptr, offset, self.length, self.iova, fd, access, &self.ptr)
             else:
-                rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access, &self.ptr)
+                rc = verbs.rn_reg_mr(c, pd.ptr, self.addr, self.length, access | hint, &self.ptr)
         if rc == -EINVAL:
             raise OSError(EINVAL, f"ibv_reg_mr: {strerror(EINVAL).decode()}: {self.length} bytes, "
                                   f"{core.AccessFlags(access)!r}{why_unregistered(self.length, access)}")

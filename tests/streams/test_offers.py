@@ -7,9 +7,12 @@ own queue pair, beside the stream and without disturbing it.
 import array
 import asyncio
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 import signal
+import tempfile
 
 import pytest
 from harness import OFFERABLE, Echo, Net, Recorder
@@ -129,6 +132,46 @@ async def test_write(net: Net, size):
             await remote.write(0, bytearray(b"0123456789"))
             await remote.write(5, b"")
             assert bytes(mr)[:10] == b"0123456789"
+
+
+def pages_present(memory: mmap.mmap) -> int:
+    """How many pages the kernel has provided."""
+    pages = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
+    first = ctypes.c_ubyte.from_buffer(memory)
+    at = ctypes.c_void_p(ctypes.addressof(first))
+    assert not ctypes.CDLL(None).mincore(at, ctypes.c_size_t(len(memory)), pages)
+    return sum(page & 1 for page in pages)
+
+
+@pytest.mark.embedded_only("an adapter pins all pages")
+async def test_an_offer_does_not_look_at_each_page(net: Net):
+    """Which takes as long as a good part of the READ."""
+    client, server = await net.pair()
+    with mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        async with server.transport.offer(memory, access="read,write"):
+            remote = await offered(client)
+            assert pages_present(memory) == 0
+            assert await remote.read(4 * MIB, 10) == bytes(10)
+            await remote.write(5 * MIB, b"written")
+            assert 0 < pages_present(memory) < 8 * MIB // mmap.PAGESIZE
+        assert memory[5 * MIB : 5 * MIB + 8] == b"written\0"
+
+
+@pytest.mark.embedded_only("an adapter pins all pages")
+async def test_a_file_that_was_shortened_is_on_offer(net: Net):
+    """It ends this connection when the peer reads what is not there, and hurts nobody else."""
+    client, server = await net.pair()
+    with tempfile.TemporaryFile() as file:
+        file.truncate(8 * MIB)
+        with mmap.mmap(file.fileno(), 8 * MIB) as memory:
+            file.truncate(MIB)
+            async with server.transport.offer(memory, access="read"):
+                remote = await offered(client)
+                assert await remote.read(0, 10) == bytes(10)
+                with pytest.raises(OSError):
+                    await remote.read(4 * MIB, 10)
+    other, _ = await net.pair()
+    assert not other.transport.is_closing()
 
 
 @pytest.mark.parametrize("kind", [bytearray, rdmanet.alloc, lambda n: memoryview(array.array("B", bytes(n)))])

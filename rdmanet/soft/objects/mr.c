@@ -145,8 +145,9 @@ int rn_mr_plan(void *addr, size_t length, uint64_t iova, unsigned access, struct
 	}
 	if (!length || (uintptr_t)addr + length < (uintptr_t)addr || iova + length < iova)
 		return EINVAL;
-	/* Hardware pins the pages; we can only make sure that they are there. */
-	if (!(access & IBV_ACCESS_ON_DEMAND) && !rn_mr_probe((uintptr_t)addr, length, writes))
+	/* Hardware pins the pages; we can only make sure that they are there, unless the program knows that. */
+	if (!(access & (IBV_ACCESS_ON_DEMAND | rdmanet_soft_access_vouched)) &&
+	    !rn_mr_probe((uintptr_t)addr, length, writes))
 		return EFAULT;
 	if (rn_settings.remap && !(access & IBV_ACCESS_ON_DEMAND) &&
 	    (*segment = rn_segment_remap((uintptr_t)addr, length))) {

@@ -4,7 +4,7 @@
  * space) may have holes.  rn_mr_probe() asks the kernel to bring a range in, which fails
  * where a fault would have killed us.  That costs some 200 ns a page, more than the copy itself. So a
  * program that knows what it posts (memory that it holds a reference to) may vouch for it: with the
- * access flag rdmanet_soft_access_vouched the whole address space is used without probing.
+ * access flag rdmanet_soft_access_vouched the whole address space, or a region, is used without probing.
  *
  * ibv_advise_mr brings such memory in beforehand.
  */
