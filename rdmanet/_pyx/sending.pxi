@@ -27,15 +27,17 @@ cdef int pump(Sender connection, bint flush) except -1:
             continue
         if connection.backlog.size:
             first = connection.backlog.first(&data, &left)
-            if connection.fill == 0 and left >= BORROW_BYTES and readable_in_place(connection, first, &lkey):
-                n = min(left, <size_t>connection.frame_bytes)
+            n = min(left, <size_t>(connection.frame_bytes - connection.fill))
+            if (
+                left >= BORROW_BYTES and (connection.fill == 0 or n >= BORROW_BYTES)
+                and readable_in_place(connection, first, &lkey)
+            ):
                 if type(first) is Loan:
-                    connection.backlog.lend(first, n)
+                    connection.backlog.lend(first, connection.fill + n)   # as much as its frame
                 connection.backlog.taken(first, n, left)
                 chain_data(connection, first, data, <uint32_t>n, lkey)
                 budget -= 1
                 continue
-            n = min(left, <size_t>(connection.frame_bytes - connection.fill))
             if not fill_frame(connection, data, n, False):
                 break
             connection.backlog.taken(first, n, left)
@@ -43,7 +45,7 @@ cdef int pump(Sender connection, bint flush) except -1:
                 continue
         if connection.fill < connection.frame_bytes and not flush:
             break
-        chain_data(connection, None, NULL, connection.fill, 0)
+        chain_data(connection, None, NULL, 0, 0)
         budget -= 1
     post_sends(connection)
     set_blocked(connection, connection.backlog.size > 0 or connection.fill == connection.frame_bytes)
@@ -53,12 +55,14 @@ cdef int pump(Sender connection, bint flush) except -1:
 
 
 cdef int chain_data(Sender connection, object owner, const char *data, uint32_t length, uint32_t lkey) except -1:
-    """Add a DATA frame to the chain: the open frame, or, if that is empty, `length` bytes of `owner` where they lie."""
+    """Add a DATA frame to the chain: the open frame, and behind its bytes `length` bytes of `owner` where they lie."""
     cdef _Engine engine = connection.engine
-    cdef verbs.ibv_send_wr *wr = chain_frame(connection, FRAME_DATA, open_frame(connection), length, length, owner)
-    cdef bint is_inline = data == NULL and HEADER + length <= engine.max_inline
+    cdef uint32_t before = HEADER + connection.fill
+    cdef uint32_t total = connection.fill + length
+    cdef verbs.ibv_send_wr *wr = chain_frame(connection, FRAME_DATA, open_frame(connection), total, total, owner)
+    cdef bint is_inline = data == NULL and before <= engine.max_inline
     if data != NULL:
-        wr.sg_list[0].length = HEADER
+        wr.sg_list[0].length = before
         wr.sg_list[1].addr, wr.sg_list[1].length, wr.sg_list[1].lkey = <uint64_t>data, length, lkey
         wr.num_sge = 2
         connection.bytes_borrowed += length

@@ -112,6 +112,35 @@ async def test_constant_memory_pauses_nobody(net: Net):
     await server.until(lambda: server.received == MIB + LEND)
 
 
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+async def test_it_goes_behind_short_bytes_in_one_frame(net: Net, kind):
+    """A header, and what it is for, written together: the long one is not copied."""
+    client, server = await net.pair(server=Checking)
+    pattern = Pattern()
+    for _ in range(16):  # until slots have grown
+        client.transport.write(pattern.take(MIB))
+    sent = 16 * MIB
+    await server.until(lambda: server.received == sent)
+    before = client.transport.get_extra_info("rdma_stats")
+    for size in (32 * KIB, LEND, MIB):
+        memory = bytearray(10 + size)
+        memory[:] = filled(len(memory), pattern)
+        long = bytes(memory[10:]) if kind is bytes else memoryview(memory)[10:]
+        client.transport.writelines([bytes(memory[:10]), long])
+        if kind is memoryview and size >= LEND:
+            assert client.writing_paused or not reads_in_place(client)
+        await client.until(lambda: not client.writing_paused)
+        del long
+        memory[:] = bytes(10 + size)
+        sent += 10 + size
+        await server.until(lambda sent=sent: server.received == sent)
+        assert client.transport.get_write_buffer_size() == 0
+    after = client.transport.get_extra_info("rdma_stats")
+    borrowed = after["bytes_borrowed"] - before["bytes_borrowed"]
+    if reads_in_place(client):  # all but what is behind the last full frame
+        assert borrowed > (LEND + MIB + (32 * KIB if kind is bytes else 0)) - 3 * 16 * KIB
+
+
 async def test_what_is_copied(net: Net):
     """A bytearray, which its owner may resize, and what is small."""
     client, server = await net.pair(server=Checking)
