@@ -37,5 +37,8 @@ class Frames:
         :raises ProtocolError: the peer sent something else. The framer cannot be used any more
         """
 
+def is_kept(memory: object) -> bool:
+    """Whether it is the memory of a body that is used again when nobody else refers to it."""
+
 def framed(body: bytes) -> bytes:
     """A body with its length before it."""

@@ -9,6 +9,10 @@ memory has huge ones (_pyx/reuse.pxi): a peer that sends a few bytes of it takes
 transport can put the rest of the body there itself (`room`, `came`). The body ends at a multiple of ALIGN: so the last
 thing in it, mostly the bytes of an array, is where an array may be. The arguments or the result in its message are a
 read-only view of that memory, by whose `obj` an array gets it; what views msgspec's Raw has only the Raw there.
+
+Of bodies of KEPT_LEAST and more the process keeps the last few, for the next ones: the allocator gives what is freed
+beyond some megabytes back to the kernel, and new pages cost more than what is read into them. A body that somebody
+refers to is not used again. Larger ones are kept by `unfilled` itself.
 """
 
 import math
@@ -27,6 +31,8 @@ cdef enum:
     C_COST_BYTES = 1024
     C_LONG_BYTES = 64 << 10
     COPIED_BYTES = 512  # a view of fewer costs more than the copy
+    KEPT_LEAST = 256 << 10
+    KEPT_MOST = 4
     ALIGN = 16
 
 HEADER_BYTES = C_HEADER_BYTES
@@ -35,6 +41,10 @@ LONG_BYTES = C_LONG_BYTES
 
 cdef Py_ssize_t HUGE_PAGE = REUSED_BYTES
 cdef tuple RAW_FIELDS = ("arguments", "result")
+cdef list kept = []  # bytearrays, the eldest first
+
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(object)
 
 
 cdef class Frames:
@@ -161,7 +171,8 @@ cdef class Frames:
         """The first bytes of a body of this length have come."""
         cdef Py_ssize_t before = -length % ALIGN
         try:
-            self._body = memoryview(unfilled(before + length))[before:]
+            memory = kept_memory(before + length) if length >= KEPT_LEAST else unfilled(before + length)
+            self._body = memoryview(memory)[before : before + length]
         except MemoryError:
             raise ProtocolError(
                 f"the peer announces a message of {length} bytes: there is no memory for it"
@@ -170,6 +181,27 @@ cdef class Frames:
         self._body[: len(received)] = received
         self.came(len(received))
         return 0
+
+
+cdef kept_memory(Py_ssize_t nbytes):
+    """Memory for so many bytes or a few more: that of a former body, if nobody refers to it."""
+    cdef Py_ssize_t size = nbytes + -nbytes % C_LONG_BYTES, i
+    if size >= HUGE_PAGE:
+        return unfilled(nbytes)
+    for i in range(len(kept)):
+        memory = kept[i]
+        if Py_REFCNT(memory) == 2 and len(memory) == size:  # the list's and ours
+            return memory
+    memory = unfilled(size)
+    kept.append(memory)
+    if len(kept) > KEPT_MOST:
+        del kept[0]
+    return memory
+
+
+def is_kept(memory):
+    """Whether it is the memory of a body that is used again when nobody else refers to it."""
+    return any([memory is each for each in kept])
 
 
 cpdef bytes framed(bytes body):

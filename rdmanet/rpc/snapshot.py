@@ -12,7 +12,8 @@ the other transports. No copy is needed
 
 Whoever can reach the memory of an array refers to the array, or to what the array has its memory from: other arrays,
 memoryviews, and what comes of DLPack and ``__array_interface__`` do. CPython counts the references of each object. So
-the memory is the result's alone if each of these objects has one reference, from the next, and no weak ones. Where
+the memory is the result's alone if each of these objects has one reference, from the next, and no weak ones (and the
+memory of a message another one, of those who use it again: framing.pyx). Where
 more are counted, by whatever mistake, there is a copy. A memoryview that is a result is not judged so: several of them
 may stand behind one reference to the memory.
 
@@ -30,6 +31,7 @@ from typing import Any, Final
 from weakref import getweakrefcount
 
 from rdmanet._core import ReusableMemory
+from rdmanet.rpc.framing import is_kept
 
 MOMENT_BYTES: Final = 16 << 20
 """Copied in some 2 ms, if nobody else uses the memory."""
@@ -65,7 +67,7 @@ def is_settled(held: list[Any], index: int = 0) -> bool:
     if array.base is None:
         return is_alone and bool(array.flags.owndata)
     if type(array.base) in (bytearray, ReusableMemory):
-        return is_alone and getrefcount(array.base) == _ONE
+        return is_alone and getrefcount(array.base) == _ONE + is_kept(array.base)
     return type(array.base) is bytes or (type(array.base) is memoryview and _is_constant(array.base))
 
 

@@ -12,7 +12,7 @@ from net import Net, callee, channel, idle
 from rdmanet import rpc
 from rdmanet._core import REUSED_BYTES
 from rdmanet.rpc import lending, link, messages, messenger
-from rdmanet.rpc.framing import LONG_BYTES
+from rdmanet.rpc.framing import LONG_BYTES, is_kept
 from rdmanet.rpc.long_bodies import LongBody
 from rdmanet.rpc.messages import Framer, OutCall, OutItem, Ping, Reply, encode, frame
 from rdmanet.rpc.snapshot import is_settled
@@ -318,3 +318,45 @@ async def test_a_long_body_that_ends_when_no_more_is_to_be_handled(net: Net, why
 
 
 assert lending.APART_BYTES < SIZE < lending.LEND_BYTES
+
+
+def received(data: bytes) -> Reply:
+    """A message with these bytes, of which the first came alone."""
+    framer, whole = Framer(4 << 20), frame(messages.OutReply(1, data))
+    assert not framer.feed(whole[:1000])
+    (message,) = framer.feed(whole[1000:])
+    return message  # type: ignore[no-any-return]
+
+
+def memory_of(message: Reply) -> int:
+    """Which memory its body is in."""
+    return id(memoryview(message.result).obj)
+
+
+@pytest.mark.parametrize("size", [300_000, 1_000_000, REUSED_BYTES - 70_000])
+def test_the_memory_of_a_body_is_used_again(size: int):
+    """When nobody refers to it, and not before."""
+    first = received(pattern(size))
+    assert is_kept(memoryview(first.result).obj)
+    assert len(memoryview(first.result).obj) < size + 2 * LONG_BYTES
+    memory = memory_of(first)
+    second = received(bytes(size))
+    assert memory_of(second) != memory
+    assert bytes(first.result[-size:]) == pattern(size) and not any(second.result[-size:])
+    part = first.result[-1:]
+    del first
+    assert memory_of(received(bytes(size))) != memory
+    assert bytes(part) == pattern(size)[-1:]
+    del part
+    third = received(pattern(size))
+    assert memory_of(third) == memory
+    assert bytes(third.result[-size:]) == pattern(size)
+
+
+def test_few_bodies_are_kept():
+    bodies = [received(bytes([number]) * 300_000) for number in range(7)]
+    assert [is_kept(memoryview(body.result).obj) for body in bodies] == [False] * 3 + [True] * 4
+    for number, body in enumerate(bodies):
+        assert set(body.result[-300_000:]) == {number}
+    assert not is_kept(memoryview(received(bytes(3 << 20)).result).obj)
+    assert not is_kept(memoryview(received(bytes(100_000)).result).obj)
