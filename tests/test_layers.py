@@ -131,7 +131,7 @@ ROOMS = [
     [{"rpc.failures"}, {"rpc.totals"}],
     [
         {"rpc.streaming"},
-        {"rpc.lending"},
+        {"rpc.lending", "rpc.tails"},
         {"rpc.keepalive"},
         {"rpc.inner"},
         {"rpc.parting"},

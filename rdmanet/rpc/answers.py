@@ -49,6 +49,7 @@ from rdmanet.rpc.packing import Packing
 from rdmanet.rpc.paging import LEAST_BYTES
 from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Share
+from rdmanet.rpc.tails import last_result
 
 _WAITING = "results that are not read"
 
@@ -92,10 +93,22 @@ class Answers:
         if running.asks:
             self.send(running, self._message(running, result))
             return
+        if type(result) is bytes and len(result) >= link.tail_bytes:
+            self._send_tailed(running, result)
+            return
         if not link.is_over:
             reply = OutReply(running.number, result)
             running.counter.sent_bytes += link.send_alone(reply) if len(calls) == 1 else link.send(reply)
             del calls[running.number]
+        running.call.is_over = True
+        if running.received is not None:
+            running.end_streams()
+
+    def _send_tailed(self, running: Running, tail: bytes | memoryview) -> None:
+        """The same for one that is written behind its message."""
+        if not self._link.is_over:
+            running.counter.sent_bytes += self._link.send_tailed(OutReply(running.number, b""), tail)
+            del self._book.calls[running.number]
         running.call.is_over = True
         if running.received is not None:
             running.end_streams()
@@ -116,12 +129,16 @@ class Answers:
         if is_held := link.turns.busy:
             self._hold(running, held)
             await link.turns.wait()
+        if (tail := last_result(link, running, held[0])) is not None:
+            held.clear()
+            self._send_tailed(running, tail)
+            return
         if method.result_is_buffer and (type(held[0]) is not bytes or is_long(method, held[0])):
             try:
                 going = Outgoing.of_result(method.result, held, f"{method.label}: the result")
             except (TypeError, BufferError) as exc:
                 raise unsendable(method.label, exc) from exc
-            if goes_by_reference(link, going.nbytes):
+            if goes_by_reference(link, going.nbytes, going.is_bytes):
                 await self._lend(running, going, timer)
             elif going.nbytes >= LEAST_BYTES:
                 await self._reply_long(running, going, buffers, is_held)

@@ -22,4 +22,4 @@ cdef class Channel:
     @cython.locals(pending=Pending)
     cpdef _on_reply(self, object message)
     cpdef _begin(self, Pending pending, CallDetails call, object arguments, object memory=*, object inflow=*,
-                 object outflow=*, bint apart=*)
+                 object outflow=*, bint apart=*, object tail=*)

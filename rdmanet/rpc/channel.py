@@ -23,7 +23,6 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
-from rdmanet.rpc import lending
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, own
 from rdmanet.rpc.fetching import Fetching
@@ -58,6 +57,7 @@ from rdmanet.rpc.pending import CallDetails, Pending, pump
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.stats import Counter, counters_of, ending_of
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended, item_of
+from rdmanet.rpc.tails import last_argument
 from rdmanet.rpc.turns import Turns
 
 
@@ -86,8 +86,7 @@ class Channel:
         self.refusal: str | None = None
         """Why no new calls can begin."""
         self._refusal_code = Code.UNAVAILABLE
-        self._taken: int | None = None
-        """How many of its calls the server has taken, which is going away."""
+        self._taken: int | None = None  # how many of its calls the server has taken, which is going away
         self.service = ""  # the server's name for it
         self._numbers: list[int | None] = []  # the server's, by our own
         self._fitted: list[Method] = []  # by our numbers, if the server has another version
@@ -103,9 +102,8 @@ class Channel:
     # -- the connection ------------------------------------------------------------------------------------
 
     def _made(self) -> None:
-        limits, schema = self.limits, self.schema
-        most = limits.message_bytes, limits.calls, limits.stream_bytes
-        self.link.send(OutHello(MAGIC, VERSION, schema.name, schema.digest, *most))
+        most = self.limits.message_bytes, self.limits.calls, self.limits.stream_bytes
+        self.link.send(OutHello(MAGIC, VERSION, self.schema.name, self.schema.digest, *most))
 
     @property
     def peer(self) -> Any:
@@ -202,8 +200,10 @@ class Channel:
             call = call.fitted(self._fitted)
         method, arguments = call.method, call.arguments
         if 0 <= (at := method.bytes_at) < len(arguments):
-            if type(arguments[at]) is bytes and len(arguments[at]) < lending.APART_BYTES:
+            if type(arguments[at]) is bytes and len(arguments[at]) < self.link.tail_bytes:
                 return self._call(call, arguments)  # the quick answer for most
+            if (tail := last_argument(self.link, call, at)) is not None:
+                return self._call(call, (*arguments[:at], b""), tail=tail)
         arguments, loans, are_apart = prepared(self.link, method, arguments)
         if method.brings and not loans:
             packing = Packing(arguments, method.label)
@@ -251,11 +251,7 @@ class Channel:
             raise not_begun(own(late()) if is_own else late()) from None
 
     async def _lend(
-        self,
-        call: CallDetails,
-        arguments: tuple[Any, ...],
-        loans: Loans,
-        block: contextlib.AsyncExitStack,
+        self, call: CallDetails, arguments: tuple[Any, ...], loans: Loans, block: contextlib.AsyncExitStack
     ) -> tuple[Any, Any]:
         counter = self._counters[call.method.number]
         try:
@@ -277,11 +273,12 @@ class Channel:
         inflow: Inflow | None = None,
         outflow: Outflow | None = None,
         apart: bool = False,
+        tail: bytes | memoryview | None = None,
     ) -> asyncio.TimerHandle | None:
         """Take a number, and send Call. Returns the timer of the deadline.
 
         :param arguments: a tuple, or what it is in msgpack, and the memory of its arrays
-        :param apart: some of it may be `Apart`
+        :param apart: some of it may be `Apart`; `tail` is the last one, in place of which there is b""
         :raises Error: it was not sent, and has not begun
         """
         method, deadline, metadata, link = call.method, call.deadline, call.metadata, self.link
@@ -306,7 +303,9 @@ class Channel:
             if memory is not None or metadata is not None or call.response is not None:
                 message = message.extended(metadata, memory, call.response is not None)
             try:
-                if apart:
+                if tail is not None:
+                    length = link.send_tailed(message, tail)
+                elif apart:
                     length = link.send_apart(message)
                 elif len(self.book) == 1:
                     length = link.send_alone(message)
@@ -342,8 +341,9 @@ class Channel:
         loans: Sequence[tuple[int, Outgoing | Gathered]] = (),
         memory: Any = None,
         apart: bool = False,
+        tail: bytes | memoryview | None = None,
     ) -> Any:
-        """Make a call with these arguments, buffers as they are sent."""
+        """Make a call with these arguments, buffers as they are sent; `tail` as for `_begin`."""
         method, into = call.method, call.into
         if self.link.turns.busy or (call.waits and self._is_full()):
             await self._turn(call)
@@ -352,10 +352,10 @@ class Channel:
         pending = Pending(method, future, counter, into)
         pumping: asyncio.Task[None] | None = None
         if method.stream is None:
-            timer = self._begin(pending, call, arguments, memory, apart=apart)
+            timer = self._begin(pending, call, arguments, memory, apart=apart, tail=tail)
         else:
             outflow = Outflow(self._stream_bytes)
-            timer = self._begin(pending, call, arguments, memory, None, outflow, apart)
+            timer = self._begin(pending, call, arguments, memory, None, outflow, apart, tail)
             pumping = self._pump(pending, outflow, call.stream)
         try:
             try:

@@ -89,8 +89,9 @@ def prepared(link: Link, method: Method, arguments: tuple[Any, ...]) -> tuple[tu
         if type(value) is bytes and len(value) < APART_BYTES and not parameter.is_array:
             continue  # the quick answer for most
         if not parameter.is_array and not method.brings:
-            if (memory := _bytes_beside(link, value, index in method.inline)) is not None:
-                arguments, are_apart = (*arguments[:index], Apart(memory), *arguments[index + 1 :]), True
+            if (whole := whole_bytes(link, value, APART_BYTES, index in method.inline)) is not None:
+                sent, are_apart = Apart(memoryview(whole)), True
+                arguments = (*arguments[:index], sent, *arguments[index + 1 :])
                 continue
         going = Outgoing(parameter.type, value, f"{method.label}: parameter {parameter.name}")
         by_reference = index not in method.inline and goes_by_reference(link, going.nbytes, going.is_bytes)
@@ -104,17 +105,16 @@ def prepared(link: Link, method: Method, arguments: tuple[Any, ...]) -> tuple[tu
     return arguments, loans, are_apart
 
 
-def _bytes_beside(link: Link, value: Any, is_inline: bool) -> memoryview | None:
-    """Long bytes that are written beside their message, from where they are; None if there is more to be looked at."""
+def whole_bytes(link: Link, value: Any, least: int, is_inline: bool = False) -> bytes | memoryview | None:
+    """`bytes`, or a view of such, that a message has from where they are; None if there is more to be looked at."""
     if type(value) is memoryview:
         if type(value.obj) is not bytes or value.format != "B" or value.ndim != 1 or not value.c_contiguous:
             return None
-    elif type(value) is not bytes:
+        value = memoryview(value)  # the program may release its own
+    nbytes = len(value) if type(value) in (bytes, memoryview) else 0
+    if not least <= nbytes <= link.longest or (nbytes >= LEAST_BYTES and not link.lends):
         return None
-    nbytes = len(value)
-    if not APART_BYTES <= nbytes <= link.longest or (nbytes >= LEAST_BYTES and not link.lends):
-        return None
-    return memoryview(value) if is_inline or not goes_by_reference(link, nbytes, is_bytes=True) else None
+    return value if is_inline or not goes_by_reference(link, nbytes, is_bytes=True) else None
 
 
 def goes_by_reference(link: Link, nbytes: int, is_bytes: bool = False) -> bool:

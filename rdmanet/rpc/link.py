@@ -34,7 +34,7 @@ from rdmanet.rpc.framing import HEADER_BYTES
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
 from rdmanet.rpc.long_writes import LongWrites
 from rdmanet.rpc.messages import Hello, Ping, Pong, parts_of
-from rdmanet.rpc.messenger import TURN_COST, Handlers, Messenger
+from rdmanet.rpc.messenger import TAIL_BYTES, TURN_COST, Handlers, Messenger
 from rdmanet.rpc.paging import LEAST_BYTES
 from rdmanet.rpc.reads import Reads
 from rdmanet.rpc.turns import Rounds
@@ -196,6 +196,8 @@ class Link(Messenger, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.lends = isinstance(transport, RdmaTransport)
+        if self.lends:
+            self.tail_bytes = TAIL_BYTES
         self.peer = transport.get_extra_info("peername")
         if not self.lends:
             _watch_host(transport)

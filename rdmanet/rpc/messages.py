@@ -416,10 +416,15 @@ def _add(parts: list[Any], value: Any) -> None:
         parts[-1] += _array_head(3) + encode(value.dtype) + encode(value.shape)
         value = value.data
     if isinstance(value, Apart):
-        parts[-1] += b"\xc6" + value.memory.nbytes.to_bytes(4, "big")
+        parts[-1] += bin_head(value.memory.nbytes)
         parts += (value.memory, bytearray())
     else:
         parts[-1] += encode(value)
+
+
+def bin_head(nbytes: int) -> bytes:
+    """What msgpack has before so many bytes; before fewer than 64 KiB it could be shorter."""
+    return b"\xc6" + nbytes.to_bytes(4, "big")
 
 
 def _array_head(length: int) -> bytes:

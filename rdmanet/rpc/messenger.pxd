@@ -8,7 +8,7 @@ cdef class Messenger:
     cdef public object transport, peer, error
     cdef public bint paused, is_over, lends
     cdef public double heard_at
-    cdef public Py_ssize_t longest
+    cdef public Py_ssize_t longest, tail_bytes
     cdef readonly object loop, closed
     cdef readonly Turns turns
     cdef readonly Frames _framer
@@ -21,5 +21,6 @@ cdef class Messenger:
     cdef bint _is_reading, _has_had_turn, _in_turn, _had_one
     cpdef send(self, object message, object body=*)
     cpdef send_alone(self, object message)
+    cpdef send_tailed(self, object message, object tail)
     cpdef _flush(self)
     cpdef _handle(self, object data=*)

@@ -8,7 +8,8 @@ same turn are collected, and written together at its end: many small messages co
 that if they are more than COLLECT_BYTES, so that the transport can say when it has enough. To learn of the end costs
 the loop one turn more. So the only call of a connection, and the answer to the only one, are sent alone: if the turn
 before had but one message, too, nobody waits for the end of this one. A message that is longer than COLLECT_BYTES by
-itself is written beside its header, and not joined with it, which would copy it.
+itself is written beside its header, and not joined with it, which would copy it. Long bytes that are the last argument
+or the result are not even encoded, but written behind the rest of their message (`send_tailed`).
 
 A loop reads much at a time: uvloop's up to 8 MiB of one socket, which may be 300,000 calls. So that no peer takes the
 loop from the others, a connection handles TURN_COST of messages in a turn (framing.Frames), 64 small ones or 64 KiB.
@@ -30,13 +31,17 @@ from rdmanet.rpc.framing import HEADER_BYTES, LONG_BYTES, framed
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
 from rdmanet.rpc.long_bodies import LongBody
 from rdmanet.rpc.long_writes import LongWrites
-from rdmanet.rpc.messages import HELLO_BYTES, Framer, encode
+from rdmanet.rpc.messages import HELLO_BYTES, Framer, bin_head, encode
 from rdmanet.rpc.turns import Turns
 
 logger = logging.getLogger("rdmanet.rpc")
 
 COLLECT_BYTES = 64 << 10
 TURN_COST = 64
+TAIL_BYTES = 16 << 10
+"""To copy fewer takes less time than to write them apart. Over RDMA so many are sent from where they are."""
+
+_NO_BYTES = encode(b"")
 
 Handlers = Mapping[type, Callable[[Any], None]]
 
@@ -55,6 +60,7 @@ class Messenger:
     :ivar paused: whether the transport wants no more for now
     :ivar lends: whether it is by RDMA
     :ivar longest: of the peer's limit, when it is known
+    :ivar tail_bytes: fewer bytes are encoded with their message
     :ivar heard_at: when something came, on the loop's clock
     :ivar turns: senders that wait for the transport
     """
@@ -78,6 +84,7 @@ class Messenger:
         self.lends = False
         self.heard_at = 0.0
         self.longest = NUMBERS - 1
+        self.tail_bytes = COLLECT_BYTES
         self.turns = Turns(loop)
         self._framer = Framer(limits.message_bytes, HELLO_BYTES if is_server else limits.message_bytes)
         self._framer.budget = TURN_COST
@@ -134,14 +141,29 @@ class Messenger:
         (self.transport if self._before is None else self._before).write(framed(body))
         return length
 
+    def send_tailed(self, message: msgspec.Struct, tail: bytes | memoryview) -> int:
+        """The same as `send` for a message that ends with these bytes, and has b"" in their place. They are not copied.
+
+        :param tail: nobody changes it any more
+        """
+        size = len(tail)
+        start = encode(message)[: -len(_NO_BYTES)] + bin_head(size)
+        length = len(start) + size
+        if length > self.longest:
+            raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
+        if not self.is_over:
+            self._flush()
+            self._write((length.to_bytes(HEADER_BYTES, "big") + start, tail))
+        return length
+
     def _write(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Write these as they are."""
-        if self.lends and self._before is None:
-            self.transport.writelines(parts)
-        else:  # asyncio's writelines() in Python 3.12.1 and 3.13.0 pauses nobody, and may watch a closed socket
-            to = self.transport if self._before is None else self._before
-            for part in parts:
-                to.write(part)
+        """Write these as they are, one by one: the peer knows what comes before the long ones are under way.
+
+        Not by asyncio's writelines(), which in Python 3.12.1 and 3.13.0 pauses nobody, and may watch a closed socket.
+        """
+        to = self.transport if self._before is None else self._before
+        for part in parts:
+            to.write(part)
 
     def _turn_ends(self) -> None:
         self._in_turn = False

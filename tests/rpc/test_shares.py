@@ -316,8 +316,8 @@ class Lender(rpc.Service):
     def __init__(self) -> None:
         self.kept = rpc.Buffer(bytearray(LEND_BYTES))
 
-    async def fresh(self) -> bytes:
-        return bytes(LEND_BYTES)
+    async def fresh(self) -> memoryview:
+        return memoryview(bytearray(LEND_BYTES))
 
     async def same(self) -> rpc.Buffer:
         return self.kept
