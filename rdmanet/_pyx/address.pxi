@@ -169,12 +169,16 @@ cdef class AH(Resource):
         """
         cdef verbs.ibv_ah_attr attr
         cdef verbs.ibv_grh header
-        cdef const unsigned char[::1] raw = memoryview(grh).cast("B")
+        cdef Py_buffer raw
         cdef int rc
-        pd.usable()
-        if raw.shape[0] < 40:
-            raise ValueError(f"AH.from_wc: {raw.shape[0]} bytes, a GRH has 40")
-        memcpy(&header, &raw[0], 40)
+        PyObject_GetBuffer(grh, &raw, PyBUF_SIMPLE)
+        try:
+            pd.usable()
+            if raw.len < 40:
+                raise ValueError(f"AH.from_wc: {raw.len} bytes, a GRH has 40")
+            memcpy(&header, raw.buf, 40)
+        finally:
+            PyBuffer_Release(&raw)
         memset(&attr, 0, sizeof(attr))
         with nogil:
             rc = verbs.rn_init_ah_from_wc(pd.context.library.c, pd.context.ptr, port_num, &wc.c, &header, &attr)

@@ -64,19 +64,17 @@ cdef class DM(Resource):
 
         :raises IndexError: the bytes do not fit
         """
-        cdef const unsigned char[::1] view
-        cdef const void *source = NULL
-        cdef size_t length
+        cdef Py_buffer view
         cdef int rc
-        self.usable()
-        view = memoryview(data).cast("B")
-        length = view.shape[0]
-        self.within("copy_to_dm", offset, length)
-        if length:
-            source = &view[0]
-        with nogil:
-            rc = verbs.rn_memcpy_to_dm(self.ptr, offset, source, length)
-        check(rc, "ibv_memcpy_to_dm")
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            self.usable()
+            self.within("copy_to_dm", offset, <size_t>view.len)
+            with nogil:
+                rc = verbs.rn_memcpy_to_dm(self.ptr, offset, view.buf, <size_t>view.len)
+            check(rc, "ibv_memcpy_to_dm")
+        finally:
+            PyBuffer_Release(&view)
 
     def copy_from_dm(self, uint64_t offset, size_t length):
         """Copy bytes out of the device memory. Most devices require multiples of 4 for offset and length.
