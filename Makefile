@@ -323,7 +323,7 @@ wheels: prerequisites ## build wheels for x86-64 and aarch64, for glibc 2.28 and
 	@scripts/wheels $(WHEEL_DIR) $(PYTHONS)
 
 clean: ## remove what the build made
-	rm -rf build dist *.egg-info rdmanet/_core.c rdmanet/credit.c rdmanet/protocol.c rdmanet/stream/*.c rdmanet/wire/*.c rdmanet/rpc/*.c rdmanet/*.so rdmanet/*/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
+	rm -rf build dist *.egg-info rdmanet/*.c rdmanet/stream/*.c rdmanet/wire/*.c rdmanet/rpc/*.c rdmanet/*.so rdmanet/*/*.so rdmanet/*.html tests/c/build* tests/fuzz/build
 	rm -f .venv*/.built
 
 distclean: clean ## remove the virtual environments and caches too
