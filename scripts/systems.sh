@@ -2,7 +2,7 @@
 # Minimal systems of Debian and Ubuntu in build/distributions, to try there what a newcomer does. For bash scripts that
 # run at the root of the tree, as root.
 #
-#     make_system RELEASE ROOT       bookworm, trixie, forky, noble (Ubuntu 24.04), resolute (26.04); bookworm-arm64
+#     make_system RELEASE ROOT       bookworm, trixie, forky, noble (Ubuntu 24.04), resolute (26.04)
 #     inside ROOT COMMAND ...        what is mounted for it goes with the process, whatever ends it
 #     install ROOT PACKAGE ...
 
@@ -19,14 +19,6 @@ make_system() {
             install "$keys" ubuntu-keyring
             bootstrap "$root" --keyring="$keys/usr/share/keyrings/ubuntu-archive-keyring.gpg" \
                 --components=main,universe "$release" "$root.new" http://archive.ubuntu.com/ubuntu jammy
-            ;;
-        *-arm64) # by Debian's qemu-user-static and binfmt-support
-            bootstrap "$root" --arch=arm64 "${release%-arm64}" "$root.new" http://deb.debian.org/debian sid || {
-                [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ] ||
-                    echo "the kernel does not know the emulator: mount -t binfmt_misc none /proc/sys/fs/binfmt_misc;" \
-                        "update-binfmts --enable qemu-aarch64" >&2
-                return 1
-            }
             ;;
         # Newer releases than this machine's have no script of their own here.
         *) bootstrap "$root" "$release" "$root.new" http://deb.debian.org/debian sid ;;
