@@ -17,8 +17,11 @@
  * asker connects by TCP, as it does if the process ends and another listens there.
  *
  * A listener that is there by name only (name.c) is named by its address and port instead: who has the name is asked like
- * who has the cookie's socket, and answers ELSEWHERE if it has it no more.  Before each request the asker asks the kernel
- * about that process what it asks about who accepts a connection to the name; the answer may have changed.
+ * who has the cookie's socket, and answers ELSEWHERE if it has it no more.  Before a request the asker asks the kernel
+ * about that process what it asks about who accepts a connection to the name, as the answer may have changed.  That is
+ * ten questions, so an answer is good for BELIEVED_NS, and for that very process: whether it lives is asked each time.
+ * What a process does to itself in that time, it could do as well while a request is on its way to it, which takes as
+ * long.
  *
  * What a program may ask a program for does not change.  Who is linked may read and write this process's memory anyhow
  * (peer/proof.c), and is of our own user.
@@ -49,6 +52,29 @@ static uint16_t port_to_ask(struct rn_cm_wire *wire)
 	return port && rn_peer_is_met(port) ? port : 0;
 }
 
+enum { BELIEVED_NS = 250 * 1000 };
+
+/* The last process that was believed, and about which address. As known.c, it is the engine's. */
+static struct {
+	struct sockaddr_storage dst;
+	uint64_t at_ns; /* its own number for this, too: the next process at its place in memory has another */
+} believed;
+
+/* By what the kernel tells of a number of a process. */
+static bool is_believed_now(const struct rn_cm_wire *wire, struct rn_peer *peer)
+{
+	uint64_t now = rn_now_ns(), at = rn_peer_believed_at(peer);
+
+	if (at && at == believed.at_ns && now - at < BELIEVED_NS && !memcmp(&believed.dst, &wire->dst, sizeof wire->dst))
+		return true;
+	if (!rn_cm_name_is_believed_of(peer->pid, (const struct sockaddr *)&wire->dst))
+		return false;
+	believed.dst = wire->dst;
+	believed.at_ns = now; /* when the questions began */
+	rn_peer_believe(peer, now);
+	return true;
+}
+
 /* If the listener is there by name: may its process speak for the address? The answer is about a number of a process.
  * Another one has that number only if ours has ended, so this is asked last. */
 static bool is_believed(const struct rn_cm_wire *wire)
@@ -56,8 +82,7 @@ static bool is_believed(const struct rn_cm_wire *wire)
 	struct rn_peer *peer = wire->death.peer;
 
 	return wire->cookie || !rn_peer_process(peer) ||
-	       (rn_cm_name_is_believed_of(peer->pid, (const struct sockaddr *)&wire->dst) &&
-		(!rn_guarded(RN_GUARD_NAME_LIFE) || rn_peer_lives(peer)));
+	       (is_believed_now(wire, peer) && (!rn_guarded(RN_GUARD_NAME_LIFE) || rn_peer_lives(peer)));
 }
 
 /* The request that waits in the output. False: it cannot be sent by the link. */

@@ -360,6 +360,19 @@ const void *rn_peer_process(struct rn_peer *peer)
 	return atomic_load(&peer->state) == RN_PEER_SELF ? NULL : PEER(peer)->process;
 }
 
+uint64_t rn_peer_believed_at(struct rn_peer *peer)
+{
+	const struct process *process = rn_peer_process(peer);
+
+	return process ? process->believed_ns : 0;
+}
+
+void rn_peer_believe(struct rn_peer *peer, uint64_t now_ns)
+{
+	if (atomic_load(&peer->state) != RN_PEER_SELF && PEER(peer)->process)
+		PEER(peer)->process->believed_ns = now_ns;
+}
+
 bool rn_peer_lives(struct rn_peer *peer)
 {
 	struct pollfd ended = {.fd = -1, .events = POLLIN};

@@ -172,6 +172,9 @@ void rn_peers_hear_mail(void);  /* hear it: on the engine, or a thread that stan
 void rn_peer_answer_connection(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 /* Does its process live at this moment, whatever the engine has heard? False, too, where the kernel has no pidfd. */
 bool rn_peer_lives(struct rn_peer *);
+/* When the connection manager last believed its process, which is its affair; 0: it never has. */
+uint64_t rn_peer_believed_at(struct rn_peer *);
+void rn_peer_believe(struct rn_peer *, uint64_t now_ns);
 /* Has the process taken all that was sent over the link? If not, it does not run, or is busy. */
 bool rn_peer_takes_more(struct rn_peer *);
 /* The process of a peer that is, or was, linked; to compare with the sender of a message. NULL: this process. */

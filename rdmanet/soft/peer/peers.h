@@ -214,6 +214,7 @@ struct process {
 
 	struct ring mail_out, mail_in; /* from us, while `link` is there, and to us */
 	uint64_t round;                /* in which its mail was heard */
+	uint64_t believed_ns;          /* when it was, of a name; 0: never (cm/ask.c) */
 };
 
 struct link {
