@@ -6,9 +6,11 @@ A choice costs a few system calls, because most connections of a program go to p
 take no longer for being asked about. It never waits, and never sends anything to a peer.
 
 On this host, the peer's door (doors.py) says whether it takes RDMA. What it has said to one connection is good for
-others for `KEPT_S`, if it is still so: the loop has turned just then. By default RDMA is chosen only if the embedded
-device will map the peer's memory, which it can for a process of the same user: without that, RDMA between two processes
-of one host is emulated over TCP, and slower than TCP.
+others for `KEPT_S`, if it is still so: the loop has turned just then. Whether it is still so, the kernel is asked again
+after `SURE_S`, which is less than a connection waits for its server: one that is begun later in that time gets no other
+server than those that wait already, and the device asks for each of them who has the listener's name. By default RDMA
+is chosen only if the embedded device will map the peer's memory, which it can for a process of the same user: without
+that, RDMA between two processes of one host is emulated over TCP, and slower than TCP.
 
 Of connections that are begun at the same time, one asks the door, and the answer is all of theirs: it comes while they
 wait, as their own would. So a storm of clients costs a server one question for each process. If the answer is none that
@@ -56,6 +58,8 @@ SLOW_S = 10.0
 door or device speaks another version, or whose device has another secret."""
 KEPT_S = 0.1
 """For how long the answer of a door is kept, from when the connection was there that it was given to."""
+SURE_S = 0.001
+"""For how long what the kernel says of that server's TCP listener is good for other connections."""
 DESCRIPTORS_LEAST = 64
 """How many descriptors a process must be allowed to have for RDMA. The device takes some twenty, and a connection a few
 while it is made: a program that gets along with fewer by TCP would have none left."""
@@ -110,6 +114,33 @@ class _Plain:
         self.facts, self.until, self.signs = facts, until, signs
 
 
+class _Kept:
+    """Where a door has led. Times are by time.monotonic().
+
+    :ivar until: until when that is good
+    :ivar sure_until: until when the kernel need not be asked whether it is still so
+    """
+
+    __slots__ = ("place", "sure_until", "until")
+
+    def __init__(self, place: doors.Place, until: float) -> None:
+        self.place, self.until, self.sure_until = place, until, 0.0
+
+    def holds(self) -> bool:
+        """Whether the door would say the same.
+
+        :raises OSError: there are no descriptors left
+        """
+        now = time.monotonic()
+        if now >= self.until:
+            return False
+        if now >= self.sure_until:
+            if not self.place.holds():
+                return False
+            self.sure_until = now + SURE_S
+        return True
+
+
 class Chooser:
     """The choices of one loop."""
 
@@ -120,7 +151,7 @@ class Chooser:
         self._told: dict[tuple[str, int], str] = {}
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
-        self._kept: dict[tuple[str, SockAddr], tuple[doors.Place, float]] = {}  # and until when
+        self._kept: dict[tuple[str, SockAddr], _Kept] = {}
         # Doors that are being asked, with those who wait for that.
         self._asking: dict[tuple[str, SockAddr], list[asyncio.Future[doors.Place | None]]] = {}
         # Knocks that have not been answered, with their loop.
@@ -223,11 +254,11 @@ class Chooser:
 
     def _kept_of(self, host: str, place: SockAddr) -> doors.Place | None:
         """:raises OSError: there are no descriptors left"""
-        if not self._kept:
+        kept = self._kept.get((host, place))
+        if kept is None:
             return None
-        kept, until = self._kept.get((host, place), (None, 0.0))
-        if kept is None or (time.monotonic() < until and kept.holds()):
-            return kept
+        if kept.holds():
+            return kept.place
         del self._kept[host, place]
         return None
 
@@ -266,7 +297,7 @@ class Chooser:
             return
         if len(self._kept) >= _PEERS_KEPT:
             self._kept.clear()
-        self._kept[chance.asked] = place, time.monotonic() + KEPT_S
+        self._kept[chance.asked] = _Kept(place, time.monotonic() + KEPT_S)
 
     def choose_anew(self, asked: tuple[str, SockAddr]) -> Chance | str:
         """Choose again, since there was no connection where the door has led another one: ask it."""

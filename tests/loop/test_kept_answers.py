@@ -333,3 +333,37 @@ async def test_plain_servers_are_not_kept(knocks: list[int]) -> None:
     server, port = await plain_server()
     assert await reached(port) == "tcp" and knocks == []
     server.close()
+
+
+async def test_the_kernel_is_asked_once_for_connections_that_follow_at_once(
+    knocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holds, asked = doors.Place.holds, []
+
+    def count(place: doors.Place) -> bool:
+        asked.append(place)
+        return holds(place)
+
+    monkeypatch.setattr(doors.Place, "holds", count)
+    monkeypatch.setattr(choice, "SURE_S", 1000.0)
+    async with serving() as (_, port):
+        assert [await reached(port) for _ in range(5)] == ["rdma"] * 5
+        assert len(asked) == 1
+        monkeypatch.setattr(choice, "SURE_S", -1.0)
+    async with serving() as (_, port):
+        assert [await reached(port) for _ in range(5)] == ["rdma"] * 5
+        assert len(asked) == 1 + 4
+
+
+async def test_a_server_that_goes_right_after_the_kernel_was_asked_is_missed_by_one_attempt(
+    knocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its RDMA has gone, too: the attempt fails, and the choice is made anew. Nobody is sent to a stranger."""
+    monkeypatch.setattr(choice, "SURE_S", 1000.0)
+    async with serving() as (_, port):
+        assert [await reached(port) for _ in range(2)] == ["rdma"] * 2
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        transport, _ = await asyncio.get_running_loop().create_connection(Recorder, "127.0.0.1", port)
+        assert fabric(transport) == "tcp"
+        transport.abort()
+        listener.accept()[0].close()
