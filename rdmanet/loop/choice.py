@@ -45,7 +45,7 @@ from rdmanet.loop.peers import Peers, Selection
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rdmanet.stream.addresses import SockAddr
 
@@ -205,7 +205,7 @@ class Chooser:
         address, port = place[:2]
         if any(place[2:]) or "%" in address:
             return self._choose(host, place)
-        key = (address, port) if host == address else (address, port, host)
+        key = _key(host, place)
         facts = self.plain(*key)
         if facts is not None:
             return facts["fabric_reason"]
@@ -380,6 +380,16 @@ class Chooser:
                 f"only TCP reaches {host} port {port}, which {setting} excludes: {reason}",
             )
 
+    @contextlib.contextmanager
+    def told_of(self, host: str, place: SockAddr, reason: str) -> Iterator[None]:
+        """While a connection is made by TCP. If it fails, mostly as nobody listens, nothing is told or known."""
+        try:
+            yield
+        except OSError:
+            self._plain.pop(_key(host, place), None)
+            raise
+        self.tell(host, place[1], "tcp", reason)
+
     def tell(self, host: str, port: int, fabric: str, reason: str) -> None:
         """Log the first choice for a peer, and each other one after that: at WARNING, if it falls back to TCP."""
         before = self._told.get((host, port))
@@ -393,6 +403,12 @@ class Chooser:
             log_rate.warn(logger, "fall back", "connections to %s port %d take %s: %s", *said)
         else:
             logger.info("connections to %s port %d take %s: %s", *said)
+
+
+def _key(host: str, place: SockAddr) -> tuple[Any, ...]:
+    """By what a peer is remembered that TCP is to reach."""
+    address, port = place[:2]
+    return (address, port) if host == address else (address, port, host)
 
 
 def why_no_adapter(is_tcp_excluded: bool = False) -> str:

@@ -255,9 +255,10 @@ async def create_connection(
         raise _of_all(failures, wanted.kwds.get("all_errors"))
     reason = "; ".join(dict.fromkeys(reasons))
     chooser.refuse_tcp(host, wanted.port, reason)
-    chooser.tell(host, addresses[0][1], "tcp", reason)
     place = (host, wanted.port) if wanted.has_happy_eyeballs else addresses[0][:2]
-    return await by_tcp(of_client(reason), wanted.factory, *place, family=wanted.family, **wanted.by_name())
+    known, named = of_client(reason), wanted.by_name()
+    with chooser.told_of(host, addresses[0], reason):
+        return await by_tcp(known, wanted.factory, *place, family=wanted.family, **named)
 
 
 async def _reach(

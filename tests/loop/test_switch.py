@@ -321,6 +321,21 @@ async def test_the_choice_is_logged_once(caplog):
     assert len(told) == 2
 
 
+async def test_no_fabric_is_logged_where_nobody_listens(caplog):
+    """But when somebody does, a moment later."""
+    server, port = await plain_server()
+    server.close()
+    await server.wait_closed()
+    with caplog.at_level(logging.INFO, "rdmanet"):
+        with pytest.raises(ConnectionRefusedError):
+            await round_trip(port)
+        assert not [record for record in caplog.records if " take " in record.getMessage()]
+        again = await asyncio.get_running_loop()._rdmanet.base.create_server(Echo, "127.0.0.1", port)
+        assert await round_trip(port) == "tcp"
+        again.close()
+    assert f"connections to 127.0.0.1 port {port} take TCP: " in caplog.text
+
+
 async def test_it_is_logged_again_when_the_fabric_changes(caplog, monkeypatch):
     monkeypatch.setattr("rdmanet.base.log_rate._said", {})
     with caplog.at_level(logging.INFO, "rdmanet"):
