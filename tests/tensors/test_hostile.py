@@ -61,6 +61,33 @@ async def test_a_descriptor_that_was_changed(owner: tensors.Endpoint, peer: tens
     assert theirs == b"secretpublicsecret"
 
 
+async def test_changed_bytes_of_a_descriptor_reach_nothing_else(owner: tensors.Endpoint, peer: tensors.Peer):
+    """Whatever they say, they are refused by one of these errors, or mean what was granted."""
+    refused = (tensors.DescriptorError, rdmanet.RegionRevokedError, ValueError, IndexError, PermissionError)
+    chance = random.Random(47)
+    theirs = bytearray(chance.randbytes(96))
+    before, came = bytes(theirs), 0
+    async with owner.register(theirs) as memory:
+        described = memory.describe(slice(32, 64))
+        for _ in range(1000):
+            wrong = bytearray(described)
+            for _ in range(chance.choice((1, 1, 2, 4))):
+                wrong[chance.randrange(len(wrong))] = chance.randrange(256)
+            mine = bytearray(32)
+            try:
+                await peer.read(bytes(wrong), into=mine)
+            except refused:
+                assert mine == bytes(32)
+            else:
+                assert mine == before[32:64]
+                came += 1
+            with pytest.raises(refused):
+                await peer.write(bytes(32), bytes(wrong))
+        await peer.read(described, into=mine)
+        assert theirs == before and came < 100
+    assert peer.statistics()["connections"] == 1
+
+
 async def test_another_endpoints_descriptor(
     owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer
 ):
