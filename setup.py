@@ -93,6 +93,8 @@ BUSIEST = (
     "rdmanet.credit",
     "rdmanet.rpc.callee",
     "rdmanet.rpc.channel",
+    "rdmanet.rpc.executing",
+    "rdmanet.rpc.first_steps",
     "rdmanet.rpc.framing",
     "rdmanet.rpc.messenger",
 )
@@ -162,11 +164,15 @@ modules = [
         )
         for name in compiled_python
     ),
-    Extension(
-        "rdmanet.rpc.framing",
-        ["rdmanet/rpc/framing.pyx"],
-        extra_compile_args=generated_cflags,
-        extra_link_args=ldflags,
+    *(
+        Extension(
+            f"rdmanet.rpc.{name}",
+            [f"rdmanet/rpc/{name}.pyx"],
+            depends=cython_faces,
+            extra_compile_args=generated_cflags,
+            extra_link_args=ldflags,
+        )
+        for name in ("first_steps", "framing")
     ),
     Extension(
         "rdmanet.rpc.weighing",

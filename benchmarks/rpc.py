@@ -4,10 +4,10 @@ usage: python -m benchmarks.rpc [--quick] [--turns N] [--cases WORD] [KIND]...
 
 Two processes of this host on uvloop, each on a CPU of its own. A call takes bytes and returns them (64 B, 64 KiB), or
 takes a large memoryview and returns its length (argument), or returns a large one into memory of the caller (result).
-`streams` writes and reads the same bytes without any message around them. Small calls are made one after another and
-32 at a time. KIND is one of rpc, rpc-tcp, rpc-unix, streams, and, over a Unix socket, grpc.aio, grpclib, pycapnp and
-thriftpy2, where they are installed; all by default. Two tables have medians of turns, in which the kinds alternate: the
-time of a call, and the CPU time of both processes together; "-" is what is left out. It ends with how many
+`streams` writes and reads the same bytes without any message around them. Small calls are made one after another, 32
+and 256 at a time. KIND is one of rpc, rpc-tcp, rpc-unix, streams, and, over a Unix socket, grpc.aio, grpclib, pycapnp
+and thriftpy2, where they are installed; all by default. Two tables have medians of turns, in which the kinds alternate:
+the time of a call, and the CPU time of both processes together; "-" is what is left out. It ends with how many
 functions of Python run for a call of 64 B.
 """
 
@@ -35,6 +35,7 @@ KINDS = ("rpc", "rpc-tcp", "rpc-unix", "streams", *PEERS)
 CASES = {
     "64 B, 1 at a time": (64, 1, 3000),
     "64 B, 32 at a time": (64, 32, 10_000),
+    "64 B, 256 at a time": (64, 256, 10_240),
     "64 KiB, 1 at a time": (64 << 10, 1, 1000),
     "1 MiB argument": (1 << 20, 1, 200),
     "4 MiB argument": (4 << 20, 1, 60),

@@ -140,7 +140,15 @@ ROOMS = [
     ],
     [
         {"rpc.channel", "rpc.pending", "rpc.fetching"},
-        {"rpc.callee", "rpc.host", "rpc.running", "rpc.taking", "rpc.answers"},
+        {
+            "rpc.callee",
+            "rpc.executing",
+            "rpc.first_steps",
+            "rpc.host",
+            "rpc.running",
+            "rpc.taking",
+            "rpc.answers",
+        },
     ],
     [
         {"rpc.pool", "rpc.slot", "rpc.resolving", "rpc.dialing", "rpc.tried", "rpc.hedging"},

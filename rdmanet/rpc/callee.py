@@ -1,46 +1,29 @@
 # cython: nonecheck=True, auto_pickle=False
-"""The callee's side of one connection: from a Call to its answer.
+"""The callee's side of one connection: what its messages mean.
 
-Theory
-------
-A call that may begin becomes a task, which runs the method and sends the one answer. The task ends in one of five ways:
-
-    the method returns          Reply; for a stream, its Items and End
-    the method raises Error     Failure with that
-    it raises something else    Failure INTERNAL, and nothing more; the log has the rest. KeyboardInterrupt and
-                                SystemExit go on from there, as from any task
-    it is cancelled             Failure CANCELLED, or DEADLINE_EXCEEDED if its time is over
-    the connection is lost      it is cancelled, unless the method outlives connections; there is nobody to answer
-
-Cancelling is asyncio's: CancelledError is raised where the method awaits, and `finally` blocks run. The server awaits
-the end of each task. A result on loan keeps its task until the caller has released it, or until the time for that is
-over.
+executing.py has what becomes of a Call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import Any, Final
 
 from msgspec import Raw
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc.answers import Answers, is_long
-from rdmanet.rpc.beginning import BEGINNING
-from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.builtin import names_of
 from rdmanet.rpc.call_metadata import Metadata, decoded
-from rdmanet.rpc.calls import ITEM_BYTES, CalleeBook, Inflow, Outflow
-from rdmanet.rpc.context import CURRENT, CallInfo
+from rdmanet.rpc.calls import ITEM_BYTES, Inflow, Outflow
+from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.endpoints import source
-from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_taken
-from rdmanet.rpc.failures import error_of, mistake, report, send_failure, when_read
+from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, not_taken
+from rdmanet.rpc.executing import Executing
+from rdmanet.rpc.failures import mistake, report, send_failure
 from rdmanet.rpc.host import Host
-from rdmanet.rpc.interceptors import chained
 from rdmanet.rpc.keepalive import Keepalive
-from rdmanet.rpc.lending import at_once
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
@@ -63,58 +46,46 @@ from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.packing import Packed
 from rdmanet.rpc.parting import Parting
 from rdmanet.rpc.peers import Peer, peer_of
-from rdmanet.rpc.running import Running, limited, threads_end
+from rdmanet.rpc.running import Running, limited
 from rdmanet.rpc.schema import Schema
-from rdmanet.rpc.shares import Held, Share
-from rdmanet.rpc.snapshot import alone
+from rdmanet.rpc.shares import Held
 from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.streaming import Receiving, Sending, item_of
-from rdmanet.rpc.taking import take, unpack
 
 _NOTHING: Final = Schema("", [])
 """What a client gets of a service that the server does not have."""
 _UNARY: Final = Kind.UNARY
 
 
-class Callee:
+class Callee(Executing):
     """A connection of a server.
 
-    :ivar link: the protocol of its transport
-    :ivar book: its unfinished calls
-    :ivar share: what these have
     :ivar peer: who is at the other end
     """
 
-    share: Share
     peer: Peer
 
     def __init__(self, server: Host) -> None:
-        self.server = server
-        self._running = server.running
-        self.loop = server.loop
-        self.limits = server.limits
-        self.book: CalleeBook = CalleeBook(self.limits.calls)
         self._service = ""
         self._methods: list[tuple[Method, Callable[..., Any]]] = []
         self._counters: list[Counter] = []
         self._is_builtin = False
-        self._intercepts = False
         self._stream_bytes = 0
         self._greeting: asyncio.TimerHandle | None = None
         self._is_greeted = False
         self._keepalive: Keepalive | None = None
         handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
         self._handlers = handlers
-        self.link = Link(
-            self.loop,
-            self.limits,
+        link = Link(
+            server.loop,
+            server.limits,
             handlers,
             self._made,
             self._lost,
             is_server=True,
             on_unfinished=self._unfinished,
         )
-        self._answers = Answers(self.link, self.book, self.limits)
+        super().__init__(server, link)
         self._parting = Parting(self.link, functools.partial(server.has_heard, self))
 
     # -- the connection ------------------------------------------------------------------------------------
@@ -281,10 +252,7 @@ class Callee:
             return
         counter.begun += 1
         counter.received_bytes += received_bytes
-        self._running.add(running)  # before the task, which may be eager, and end at once
-        work = self._run(running, arguments)
-        work.send(None)
-        running.task = self.loop.create_task(work, name=method.label)
+        self._begin(running, arguments)
 
     def _begin_streams(self, running: Running) -> None:
         method, inflow, outflow = running.method, None, None
@@ -354,146 +322,3 @@ class Callee:
         running = self._answers.running(call) or next((r for r in self._running if r.call is call), None)
         if running is not None:
             running.threads = [*(running.threads or ()), thread]
-
-    async def _run(self, running: Running, arguments: tuple[Any, ...]) -> None:
-        """The task of a call."""
-        method, server, deadline = running.method, self.server, running.call.deadline
-        timer: asyncio.TimerHandle | None = None
-        buffers: list[Buffer] = []
-        try:
-            await BEGINNING
-            if not running.task:  # an eager one begins before its creator has it
-                running.task = cast("asyncio.Task[None]", asyncio.current_task())
-            CURRENT.set(running.call)
-            if deadline is not None:
-                timer = self.loop.call_at(deadline, running.time_is_over)
-            if self._intercepts:
-                execution = self._intercepted(running, arguments, buffers)
-            else:
-                execution = self._execute(running, arguments, buffers)
-            if method.result_is_memory:
-                held, result = await alone(execution), None
-            else:
-                held, result = None, await execution
-            if running.sent is not None:
-                self._answers.end(running)
-            elif (
-                held is not None or self.link.turns.busy or running.borrowed
-                or (method.result_is_apart and (type(result) is not bytes or is_long(method, result)))
-            ):  # fmt: skip
-                held, result = held or [result], None
-                await self._answers.reply(running, held, buffers, timer)
-            else:
-                self._answers.send_plain(running, result)
-        except asyncio.CancelledError:
-            self._fail(running, late() if running.late else Error(Code.CANCELLED, "the call was cancelled"))
-        except BaseException as exc:
-            if isinstance(exc, GeneratorExit) and self.loop.is_closed():
-                running.received = running.sent = None
-                raise  # nobody will run this task any more
-            await self._has_raised(running, exc)
-            if isinstance(exc, ENDS_THE_PROGRAM):
-                raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if running.threads is not None and not self.loop.is_closed():
-                await threads_end(self.book, running.threads)
-            for buffer in buffers:
-                buffer.release()
-            counter = running.counter
-            seconds = self.loop.time() - running.begun_at
-            if running.code is None:
-                counter.ok += 1
-                counter.seconds += seconds
-            else:
-                counter.count_failed(running.code, seconds)
-            self.share.end(running)
-            self._running.discard(running)
-            if server.refusal is not None and not self._running:
-                server.is_idle()
-
-    async def _intercepted(self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]) -> Any:
-        """Execute the method within the server's interceptors, and with the context variables that were sent."""
-        server, call = self.server, running.call
-        for variable in server.carry:
-            if variable.name in call.metadata:
-                variable.set(call.metadata[variable.name])
-        execute = functools.partial(self._execute, running, arguments, buffers)
-        return await chained(server.interceptors, call, execute)()
-
-    def _execute(
-        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
-    ) -> Coroutine[Any, Any, Any]:
-        """Run the method. Returns its result; a stream is sent.
-
-        Most calls are no more than the method's own coroutine: that of another one would be resumed each time, too.
-        """
-        method = running.method
-        if method.kind is _UNARY and method.count >= 0 and running.packed is None:
-            for index in method.buffers:
-                if type(arguments[index]) is not bytes:
-                    break
-            else:
-                return running.function(*arguments)  # type: ignore[no-any-return]
-        return self._execute_prepared(running, arguments, buffers)
-
-    async def _execute_prepared(
-        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
-    ) -> Any:
-        """Run a method that takes a stream, gives one, or gets more than plain arguments."""
-        method = running.method
-        if running.packed is not None:
-            arguments = await self._unpacked(running, running.packed)
-        for index in method.buffers:
-            if type(arguments[index]) is not bytes:  # else it is as declared
-                arguments = await self._taken(running, arguments, buffers)
-                break
-        call = running.function(*arguments) if method.count >= 0 else running.called(arguments)
-        if running.sent is not None:
-            await running.sent.send(aiter(call))
-            return None
-        return await call
-
-    async def _taken(
-        self, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
-    ) -> tuple[Any, ...]:
-        """The arguments with their buffers, as the method declares them."""
-        if (taken := at_once(running.method, arguments)) is None:
-            running.taking = True
-            try:
-                taken = await take(self.link, self.share, running, arguments, buffers)
-            finally:
-                running.taking = False
-        return taken
-
-    async def _unpacked(self, running: Running, packed: Packed) -> tuple[Any, ...]:
-        """The arguments with the arrays in them."""
-        running.packed, running.taking = None, True
-        try:
-            return await unpack(self.link, self.share, running, packed)
-        finally:
-            running.taking = False
-
-    async def _has_raised(self, running: Running, exc: BaseException) -> None:
-        """Answer a call whose method has raised this."""
-        with_traceback = self.server.send_tracebacks
-        error = error_of(exc, with_traceback)
-        told = error or mistake(exc, with_traceback)
-        if self.link.turns.busy and isinstance(exc, Exception) and not running.is_cancelled:
-            told = await when_read(self.link, self.share, running, told)
-        self._fail(running, told)
-        if error is None:
-            report(running.method.label, exc)
-
-    def _fail(self, running: Running, error: Error) -> None:
-        """Answer a call with an error, unless it has been answered, or the connection is gone."""
-        if not running.call.is_over:
-            running.code = int(error.code)
-        running.call.is_over = True
-        running.end_streams()
-        if not self.link.is_over and self.book.cancel(running.number) is running:
-            try:
-                self._answers.fail(running, error)
-            finally:
-                self.book.answered(running.number)

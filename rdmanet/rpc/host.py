@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rdmanet.rpc.builtin import Served
+from rdmanet.rpc.first_steps import FirstSteps
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.method import Method
@@ -36,6 +37,7 @@ class Host(Protocol):
     unheard: set[Any]
     """Those whose clients may not have heard that the server takes no new calls."""
     running: set[Running]
+    first_steps: FirstSteps
 
     @property
     def is_closing(self) -> bool: ...

@@ -36,6 +36,7 @@ from rdmanet.rpc.builtin import Served, served_by_name
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.context import CURRENT, server_side
+from rdmanet.rpc.first_steps import FirstSteps
 from rdmanet.rpc.inner import Inner, Inners
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
@@ -231,6 +232,7 @@ class _Host:
         self.callees: set[Any] = set()
         self.unheard: set[Any] = set()
         self.running = lender.running
+        self.first_steps = FirstSteps(self.loop)
 
     def methods_for(self, callee: Any, served: Served) -> list[tuple[Method, Callable[..., Any]]]:
         return served.methods

@@ -77,8 +77,7 @@ class Running(Holder):
         counter: Counter,
         begun_at: float,
     ) -> None:
-        super().__init__()
-        self.number = number
+        self.number = number  # what Holder has is 0 and False
         self.method = method
         self.function = function
         self.call = call

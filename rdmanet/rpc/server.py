@@ -19,6 +19,7 @@ from rdmanet.rpc.borrowed_objects import borrowing
 from rdmanet.rpc.builtin import HealthStatus, Served, builtin_of, names_of, served_by_name
 from rdmanet.rpc.callee import Callee
 from rdmanet.rpc.explaining import of_server
+from rdmanet.rpc.first_steps import FirstSteps
 from rdmanet.rpc.interceptors import Interceptor
 from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
@@ -128,6 +129,7 @@ class Server:
         self.executor = executor
         self.callees: set[Callee] = set()
         self.running: set[Running] = set()
+        self.first_steps = FirstSteps(self.loop)
         self.refusal: str | None = None
         """Why it takes no new calls."""
         self.unheard: set[Callee] = set()

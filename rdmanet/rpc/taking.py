@@ -15,7 +15,7 @@ from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer, over
 from rdmanet.rpc.errors import Code, Error
 from rdmanet.rpc.gathering import fetch, fill
-from rdmanet.rpc.lending import Loan, fetched, here, loan_of
+from rdmanet.rpc.lending import Loan, at_once, fetched, here, loan_of
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import Array, Lent
 from rdmanet.rpc.packing import Packed
@@ -24,6 +24,29 @@ from rdmanet.rpc.running import Running
 from rdmanet.rpc.shares import Share
 
 _T = TypeVar("_T")
+
+
+async def taken(
+    link: Link, share: Share, running: Running, arguments: tuple[Any, ...], buffers: list[Buffer]
+) -> tuple[Any, ...]:
+    """The same as `take`, at once if they have all come."""
+    if (found := at_once(running.method, arguments)) is None:
+        running.taking = True
+        try:
+            found = await take(link, share, running, arguments, buffers)
+        finally:
+            running.taking = False
+    return found
+
+
+async def unpacked(link: Link, share: Share, running: Running) -> tuple[Any, ...]:
+    """The arguments with the arrays in them; see `unpack`."""
+    packed, running.packed, running.taking = running.packed, None, True
+    assert packed is not None
+    try:
+        return await unpack(link, share, running, packed)
+    finally:
+        running.taking = False
 
 
 async def take(

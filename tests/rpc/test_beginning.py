@@ -57,7 +57,7 @@ class Cancelling:
 async def test_a_method_that_is_cancelled_before_it_begins(net: Net):
     service = Counting()
     client, server = await net.pair(service)
-    loop, factory = asyncio.get_running_loop(), Cancelling("Callee._run")
+    loop, factory = asyncio.get_running_loop(), Cancelling("Executing._run")
     assert await client.add(1) == 2
     loop.set_task_factory(factory)
     try:
@@ -104,9 +104,10 @@ async def test_a_connecting_that_is_cancelled_before_it_begins(net: Net):
     assert await calling == 2
 
 
+@pytest.mark.parametrize("has_factory", [True, False], ids=["factory", "at once"])
 @pytest.mark.parametrize("transport", ["tcp"])
-def test_a_loop_that_ends_with_calls_that_have_not_begun(transport: str):
-    """asyncio.run() cancels them with everything else, and returns."""
+def test_a_loop_that_ends_with_calls_that_have_not_begun(transport: str, has_factory: bool):
+    """asyncio.run() cancels them with everything else, and returns. Without a factory of tasks they begin at once."""
     left: list[rpc.Server] = []
     service = Counting()
 
@@ -124,6 +125,8 @@ def test_a_loop_that_ends_with_calls_that_have_not_begun(transport: str):
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
+        if has_factory:
+            loop.set_task_factory(lambda loop, work, **options: asyncio.Task(work, loop=loop, **options))
         ready, called = loop.create_future(), loop.create_future()
         tasks = [asyncio.create_task(serving(ready))]
         tasks.append(asyncio.create_task(calling(await ready, called)))
@@ -135,5 +138,5 @@ def test_a_loop_that_ends_with_calls_that_have_not_begun(transport: str):
         this.add_done_callback(lambda _: found.link.data_received(call))  # in the last turn of the loop
 
     asyncio.run(main())
-    assert service.begun == 1
+    assert service.begun == (1 if has_factory else 2)
     assert not left[0].running and left[0].shares.calls == 0

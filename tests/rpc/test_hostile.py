@@ -449,10 +449,9 @@ async def test_errors_that_are_not_read_wait_and_count(net: Net):
         pass
     peer.writer.transport.pause_reading()
     peer.say(*[call(number, "fail_much", 1_000_000) for number in range(1, 41)])
-    await until_seen(lambda: callee(server).link.paused and len(server.running) > 20)
-    link = callee(server).link
+    link, share = callee(server).link, callee(server).share
+    await until_seen(lambda: link.paused and len(server.running) > 20 and share.inline_bytes > 20_000_000)
     assert link.transport.get_write_buffer_size() < 10_000_000
-    assert callee(server).share.inline_bytes > 20_000_000
     peer.writer.transport.resume_reading()
     heard = [await peer.hear() for _ in range(40)]
     assert {message.number for message in heard} == set(range(1, 41))

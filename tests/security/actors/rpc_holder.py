@@ -10,7 +10,7 @@ import asyncio
 
 from rdmanet import rpc
 from rdmanet._core import bring_in
-from rdmanet.rpc import callee, lending, paging
+from rdmanet.rpc import lending, paging, taking
 
 lent_bytes, *kinds = argv
 changed = asyncio.Condition()
@@ -79,6 +79,6 @@ paging.bring_in = provided.bring_in
 if "hasty" in kinds:
     lending.brought_in = provided.all_at_once
 if "careless" in kinds:
-    take = callee.take
-    callee.take = lambda link, share, *rest: take(link, Uncounted(share), *rest)
+    take = taking.take
+    taking.take = lambda link, share, *rest: take(link, Uncounted(share), *rest)
 asyncio.run(main())
