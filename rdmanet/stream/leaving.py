@@ -17,6 +17,7 @@ does when the loop is closed.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from weakref import WeakSet
 
@@ -80,3 +81,4 @@ def _more_leaves() -> bool:
 
 
 call_on_leaving(_more_leaves)
+os.register_at_fork(after_in_child=_loops.clear)  # the parent's loops say there that they run

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -131,6 +132,20 @@ def test_another_thread_lets_go(loop: asyncio.AbstractEventLoop):
     loop.run_until_complete(let_go())
     in_thread(lambda: unfilled(SIZE + 64 * MIB) and None)
     assert left() == 0
+
+
+async def test_a_forked_child():
+    """The loop of its parent does not run there."""
+    unfilled(SIZE)
+    if (child := os.fork()) == 0:
+        try:
+            unfilled(SIZE + 32 * MIB)
+        finally:
+            os._exit(left() != 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert left() == SIZE
+    while left():
+        await loop_turns(1)
 
 
 async def test_it_is_told_again_after_the_end():
