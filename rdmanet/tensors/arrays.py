@@ -8,6 +8,7 @@ refused, too (dmabuf.py). NumPy is imported for those alone that have no buffer 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any, Final
 
@@ -69,7 +70,8 @@ def _view_of(array: Any, call: str) -> memoryview:
 def _refuse_other_devices(array: Any, call: str) -> None:
     where = "CUDA" if hasattr(array, "__cuda_array_interface__") else None
     if where is None and hasattr(array, "__dlpack_device__"):
-        where = _ELSEWHERE.get(int(array.__dlpack_device__()[0]))
+        with contextlib.suppress(Exception):  # of an array without memory, say: NumPy asks again
+            where = _ELSEWHERE.get(int(array.__dlpack_device__()[0]))
     if where is not None:
         raise TypeError(
             f"{call}: {type(array).__name__!r} is in a GPU's memory ({where}), which the processor does not reach:"

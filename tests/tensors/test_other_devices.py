@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import numpy  # noqa: F401  it starts a thread, which no test has left behind
 import pytest
 
 import rdmanet
@@ -46,6 +47,20 @@ async def test_arrays_of_a_gpu_are_refused_by_name(
             await peer.read(memory.describe(), into=kind())
         with pytest.raises(TypeError, match=says.format("write")):
             await peer.write(kind(), memory.describe(mode="w"))
+
+
+class OfNoMemory:
+    def __dlpack__(self, **options: object) -> object:
+        raise BufferError("it has none")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise ValueError("its device is no device of DLPack's")
+
+
+async def test_an_array_that_does_not_say_where_it_is(owner: tensors.Endpoint):
+    """As PyTorch's tensors without memory do."""
+    with pytest.raises(TypeError, match="'OfNoMemory' has no memory that NumPy can use"):
+        owner.register(OfNoMemory())
 
 
 @contextmanager
