@@ -63,12 +63,10 @@ def keep(owner: Any, side: str, parts: Iterable[tuple[Schema, list[Counter]]]) -
     :param owner: has a `loop`
     :param side: "server" or "client"
     """
-    global _many
     with _lock:
         _kept.append(_Kept(weakref.ref(owner), weakref.ref(owner.loop), side, list(parts)))
         if len(_kept) > _many:
             _let_go()
-            _many = max(_FEW, 2 * len(_kept))
     watching.call_sums = sums
 
 
@@ -83,7 +81,8 @@ def sums() -> Sums:
 
 
 def _let_go() -> None:
-    """Add those that count no more to the past."""
+    """Add those that count no more to the past; and again when there are twice as many as are left."""
+    global _many
     counting = []
     for each in _kept:
         if each.counts:
@@ -91,6 +90,7 @@ def _let_go() -> None:
         else:
             _add(_past, each.side, each.parts, is_past=True)
     _kept[:] = counting
+    _many = max(_FEW, 2 * len(_kept))
 
 
 def _add(to: Sums, side: str, parts: Parts, is_past: bool = False) -> None:
