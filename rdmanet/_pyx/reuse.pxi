@@ -19,7 +19,8 @@
 #                 piece: to unmap a gigabyte in one go takes the kernel 3 to 50 ms. Who does that is told by
 #                 `on_leaving` (stream/leaving.py); where there is nobody, it is unmapped at once.
 #     shortage    The kernel may take the pages of idle memory whenever it needs some (MADV_FREE, which costs nothing
-#                 for huge pages, and for others as much as to fill them).
+#                 for huge pages, and for others as much as to fill them). Memory that the program has locked it may not
+#                 take: that does not wait in the list.
 #
 # Who is not to be held up by the first use of much memory brings it in before, piece by piece: bring_in().
 #
@@ -169,9 +170,13 @@ cdef extern from * nogil:
 
     static void rn_area_give(char *address, size_t length)
     {
-        (void)madvise(address, length, MADV_FREE);
+        int is_locked = madvise(address, length, MADV_FREE);
+
         if (length > RN_IDLE_BYTES) {
-            rn_area_leave(address, length);
+            if (is_locked) /* by the program: the kernel could not take it */
+                munmap(address, length);
+            else
+                rn_area_leave(address, length);
             return;
         }
         while (rn_idle_count == RN_IDLE_AREAS || rn_idle_bytes + length > RN_IDLE_BYTES)

@@ -39,8 +39,12 @@ class _Unmapping:
         self._unneeded = 0
         self._is_over = False
         _loops.add(loop)
+        # No timer yet: memory goes at any place, also while the loop sorts its timers.
+        loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
         unneeded_bytes()
-        loop.call_later(LINGER_S, self._look)
+        self._loop.call_later(LINGER_S, self._look)
 
     def _look(self) -> None:
         self._unneeded = unneeded_bytes()
@@ -56,8 +60,10 @@ class _Unmapping:
                 return
         if unmap_some(0):
             self._loop.call_later(LINGER_S, self._look)
-        else:
-            self._end()
+            return
+        self._end()
+        if unmap_some(0):
+            _more_leaves()  # another thread has let go of it meanwhile, and left it to us
 
     def _end(self) -> None:
         self._is_over = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import heapq
 import os
 import subprocess
 import sys
@@ -132,6 +133,63 @@ def test_another_thread_lets_go(loop: asyncio.AbstractEventLoop):
     loop.run_until_complete(let_go())
     in_thread(lambda: unfilled(SIZE + 64 * MIB) and None)
     assert left() == 0
+
+
+def test_another_thread_lets_go_as_the_loop_is_done(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+):
+    """It has seen that the loop is at it."""
+    let_go_of: list[int] = []
+
+    def unmap(nbytes: int) -> int:
+        bytes_left = unmap_some(nbytes)
+        if not nbytes and not bytes_left and not let_go_of:
+            let_go_of.append(SIZE)
+            in_thread(lambda: unfilled(SIZE) and None)
+            assert left() == SIZE
+        return bytes_left
+
+    async def let_go() -> None:
+        unfilled(SIZE + 32 * MIB)
+        while not let_go_of or left():
+            await loop_turns(1)
+
+    monkeypatch.setattr(leaving, "unmap_some", unmap)
+    loop.run_until_complete(asyncio.wait_for(let_go(), 20))
+
+
+def test_while_the_loop_sorts_its_timers():
+    """The garbage collector runs anywhere: also within a comparison of two timers."""
+    loop = asyncio.new_event_loop()
+    memories = [unfilled(SIZE)]
+
+    class Timer(asyncio.TimerHandle):
+        def __lt__(self, other: object) -> bool:
+            memories.clear()
+            return super().__lt__(other)
+
+    async def main() -> None:
+        later = loop.time() + 1000
+        heapq.heappush(loop._scheduled, Timer(later + 1, lambda: None, (), loop))  # type: ignore[attr-defined]
+        heapq.heappush(loop._scheduled, Timer(later, lambda: None, (), loop))  # type: ignore[attr-defined]
+        while left():
+            await loop_turns(1)
+
+    loop.run_until_complete(main())
+    assert not memories
+    loop.close()
+
+
+def test_locked_memory_goes_at_once(loop: asyncio.AbstractEventLoop):
+    """The kernel could not take it if it ran short."""
+
+    async def let_go() -> None:
+        memory = unfilled(SIZE)
+        assert not ctypes.CDLL(None).mlock(ctypes.c_void_p(address(memory)), ctypes.c_size_t(4096))
+        del memory
+        assert left() == 0
+
+    loop.run_until_complete(let_go())
 
 
 async def test_a_forked_child():
