@@ -382,10 +382,10 @@ class Chooser:
 
     @contextlib.contextmanager
     def told_of(self, host: str, place: SockAddr, reason: str) -> Iterator[None]:
-        """While a connection is made by TCP. If it fails, mostly as nobody listens, nothing is told or known."""
+        """While a connection is made by TCP. If that fails or is cancelled, nothing is told or known."""
         try:
             yield
-        except OSError:
+        except BaseException:
             self._plain.pop(_key(host, place), None)
             raise
         self.tell(host, place[1], "tcp", reason)

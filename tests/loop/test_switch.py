@@ -336,6 +336,19 @@ async def test_no_fabric_is_logged_where_nobody_listens(caplog):
     assert f"connections to 127.0.0.1 port {port} take TCP: " in caplog.text
 
 
+async def test_the_fabric_is_logged_after_an_attempt_that_was_cancelled(caplog):
+    server, port = await plain_server()
+    with caplog.at_level(logging.INFO, "rdmanet"):
+        attempt = asyncio.ensure_future(round_trip(port))
+        await loop_turns(1)
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        assert await round_trip(port) == "tcp"
+    assert f"connections to 127.0.0.1 port {port} take TCP: " in caplog.text
+    server.close()
+
+
 async def test_it_is_logged_again_when_the_fabric_changes(caplog, monkeypatch):
     monkeypatch.setattr("rdmanet.base.log_rate._said", {})
     with caplog.at_level(logging.INFO, "rdmanet"):
