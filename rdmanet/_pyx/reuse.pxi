@@ -11,13 +11,13 @@
 #     sizes       Eight for each power of two, so that the next user's often fits; at most an eighth is wasted.
 #     pages       Huge ones, if the kernel has them and lets programs ask (madvise): a new one takes one fault instead
 #                 of 512.
-#     how much    IDLE_BYTES in IDLE_AREAS areas; if there were more, the one that is idle for longest leaves. What is
-#                 idle was in use before, so it is never more than the most that was in use at a time.
+#     how much    IDLE_BYTES in IDLE_AREAS areas; if there were more, the one that is idle for longest leaves.
 #     leaving     What is more leaves, and not at once: who has used a gigabyte often needs one again soon, and new
 #                 pages cost more than what is read into them. It waits in a list, whose links are in that memory
 #                 itself, and is used again from there. What nobody has needed for some time is unmapped, piece by
 #                 piece: to unmap a gigabyte in one go takes the kernel 3 to 50 ms. Who does that is told by
-#                 `on_leaving` (stream/leaving.py); where there is nobody, it is unmapped at once.
+#                 `on_leaving` (stream/leaving.py); where there is nobody, it is unmapped at once. If each user needs
+#                 another size, the list may have more than was ever in use at a time: all of the last seconds.
 #     shortage    The kernel may take the pages of idle memory whenever it needs some (MADV_FREE, which costs nothing
 #                 for huge pages, and for others as much as to fill them). Memory that the program has locked it may not
 #                 take: that does not wait in the list.
