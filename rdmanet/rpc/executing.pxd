@@ -21,6 +21,7 @@ cdef class Executing:
     cdef set _running
     cdef Answers _answers
     cdef FirstSteps _first_steps
+    cdef Running _newest
     cdef _begin(self, Running running, tuple arguments)
     @cython.locals(method=Coded)
     cdef bint _is_quick(self, Running running, tuple arguments) except -1

@@ -3,8 +3,9 @@
 
 Theory
 ------
-A call that may begin does so at once (first_steps.pyx). If it does not end in the step in which it begins, it becomes a
-task, which runs the method and sends the one answer. It ends in one of five ways:
+A call that may begin does so at once (first_steps.pyx), unless an earlier one of its connection has not begun yet:
+they begin in the order in which they come. If it does not end in the step in which it begins, it becomes a task, which
+runs the method and sends the one answer. It ends in one of five ways:
 
     the method returns          Reply; for a stream, its Items and End
     the method raises Error     Failure with that
@@ -66,13 +67,19 @@ class Executing:
         self._intercepts = False
         self._answers = Answers(link, self.book, self.limits)
         self._first_steps: FirstSteps = server.first_steps
+        self._newest: Running | None = None  # a task that has not begun
 
     def _begin(self, running: Running, arguments: tuple[Any, ...]) -> None:
-        """Begin a call, at once or as a task."""
+        """Begin a call, at once or as a task. It begins after those that have come before it."""
         self._running.add(running)  # before the task, which may be eager, and end at once
-        if self._is_quick(running, arguments) and self._begins_at_once(running, arguments):
+        if (
+            self._newest is None
+            and self._is_quick(running, arguments)
+            and self._begins_at_once(running, arguments)
+        ):
             return
         work = self._run(running, arguments)
+        self._newest = running
         work.send(None)
         running.task = self.loop.create_task(work, name=running.method.label)
 
@@ -130,7 +137,11 @@ class Executing:
         timer: asyncio.TimerHandle | None = None
         buffers: list[Buffer] = []
         try:
-            await BEGINNING
+            try:
+                await BEGINNING
+            finally:
+                if self._newest is running:
+                    self._newest = None
             if not running.task:  # an eager one begins before its creator has it
                 running.task = cast("asyncio.Task[None]", asyncio.current_task())
             CURRENT.set(running.call)

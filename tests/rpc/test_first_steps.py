@@ -44,6 +44,14 @@ class Looking(rpc.Service):
         self.does()
         return task.get_name()
 
+    async def note(self, number: int) -> int:
+        self.numbers.append(number)
+        return number
+
+    async def note_memory(self, number: int) -> memoryview:
+        self.numbers.append(number)
+        return memoryview(b"memory")
+
     async def wait(self) -> int:
         task = asyncio.current_task()
         self.does()
@@ -116,6 +124,31 @@ async def test_a_task_that_bears_a_mark_ends_with_its_call(net: Net, how: str):
         assert len(done) == 1
     assert not hasattr(service, "session")
     assert await client.look() == "Looking.look" and not server.running
+
+
+async def test_calls_begin_in_the_order_in_which_they_come(net: Net):
+    """Also behind those that cannot begin at once."""
+    client, service, _ = await looking(net)
+    service.numbers.clear()
+    await asyncio.gather(*((client.note_memory if n % 3 else client.note)(n) for n in range(1, 100)))
+    assert service.numbers == list(range(1, 100))
+    before = asyncio.all_tasks()
+    await client.note(1)
+    assert service.numbers[-1] == 1 and asyncio.all_tasks() == before
+
+
+async def test_calls_begin_at_once_behind_one_that_was_cancelled_before_it_began(net: Net):
+    client, service, server = await looking(net)
+    service.does = lambda: None
+    call = asyncio.create_task(client.note_memory(1))
+    await until_seen(lambda: server.running)
+    for running in server.running:
+        running.cancel()
+    assert (await failure(call)).code is Code.CANCELLED
+    service.numbers.clear()
+    for _ in range(3):
+        await client.look()
+    assert len(set(service.numbers)) == 1
 
 
 async def test_no_context_variable_is_left_for_the_next_call(net: Net):
