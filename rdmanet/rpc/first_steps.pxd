@@ -13,6 +13,7 @@ cdef class Spare:
     cdef object _waits_for          # the future for which that waits
     cdef object _given              # what that waits for instead
     cdef bint _has_begun
+    cdef bint _was_passed_on        # the cancel of the first step, to what the method waits for
     cdef public bint _asyncio_future_blocking
     cdef int take(self, work, context, yielded) except -1
     cdef int dismiss(self) except -1

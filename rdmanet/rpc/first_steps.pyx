@@ -176,7 +176,7 @@ cdef class Spare:
                 yielded.add_done_callback(self.wake, context=self._tasks_context)
                 self.wake, self._waits_for = None, yielded
                 if self.was_cancelled:  # in its first step
-                    yielded.cancel(msg=self.task._cancel_message)
+                    self._was_passed_on = yielded.cancel(msg=self.task._cancel_message)
                 self.task = None  # which has the spare
                 return 0
         if yielded is not None:
@@ -216,7 +216,7 @@ cdef class Spare:
         if self._given is not NOTHING:
             given, self._given = self._given, NOTHING
             return given
-        self._waits_for = None
+        self._waits_for, self._was_passed_on = None, False
         if self._work is None:
             raise StopIteration
         PyContext_Enter(self._works_context)
@@ -227,8 +227,16 @@ cdef class Spare:
 
     def throw(self, kind, value=None, traceback=None):
         """As a coroutine's."""
-        self._waits_for, self._given = None, NOTHING
+        waited, self._waits_for, self._given = self._waits_for, None, NOTHING
         error = error_of(kind, value)
+        if self._was_passed_on and waited.done():  # the task cannot forget that it was cancelled: what came of it?
+            try:
+                waited.result()
+            except BaseException as exc:
+                error = exc
+            else:
+                return self.send(None)
+        self._was_passed_on = False
         if self._work is None:
             raise error
         PyContext_Enter(self._works_context)
@@ -255,7 +263,10 @@ cdef class Spare:
     def cancel(self, msg=None):
         """As a future's. False: the task remembers it, and raises it where the method waits."""
         self.was_cancelled = True
-        return self._waits_for is not None and self._waits_for.cancel(msg=msg)
+        if self._waits_for is not None and self._waits_for.cancel(msg=msg):
+            return True
+        self._was_passed_on = False
+        return False
 
     def result(self):
         """As a future's."""

@@ -228,6 +228,37 @@ async def test_a_method_that_cancels_itself(net: Net, shielded: bool):
     assert await client.look() == "Looking.look"
 
 
+@pytest.mark.parametrize("how", ["returns", "raises"])
+async def test_a_method_that_cancels_itself_and_what_takes_no_notice(net: Net, how: str):
+    """What it waits for has been told to cancel, and has ended in another way: the method goes on with that."""
+    client, service, _ = await looking(net)
+    found: list[Any] = []
+
+    async def stubborn() -> int:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if how == "raises":
+                raise KeyError("another") from None
+        return 5
+
+    async def awaits() -> None:
+        if found:
+            return
+        try:
+            found.append(await inner)
+        except KeyError:
+            found.append("another")
+
+    inner = asyncio.create_task(stubborn())
+    await loop_turns(2)
+    service.does, service.awaits = lambda: this().cancel(), awaits
+    assert await client.wait() == 1
+    assert found == ([5] if how == "returns" else ["another"])
+    service.does = lambda: None
+    assert await client.look() == "Looking.look"
+
+
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_call_that_is_cancelled_soon(net: Net, turns: int):
     client, service, server = await looking(net)
