@@ -112,8 +112,8 @@ def test_growing() -> None:
 
 def test_rpc() -> None:
     *rows, functions = run("benchmarks.rpc", "--cases", "64", "rpc", "streams").splitlines()
-    assert len(rows) == 12
-    for title, *table in (rows[:6], rows[6:]):  # of time, and of CPU time
+    assert len(rows) == 14
+    for title, *table in (rows[:7], rows[7:]):  # of time, and of CPU time
         assert title.split()[-2:] == ["rpc", "streams"]
         assert all(float(figure) > 0 for row in table for figure in row.split()[-2:] if figure != "-")
     assert functions.endswith("functions of Python per call of 64 B, on both sides")
