@@ -12,7 +12,6 @@ build/matrix.json has the results.
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,8 +32,6 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="suites of the matrix; all by default")
     parser.add_argument("--resume", action="store_true", help="run only what has not passed on this commit")
     args = parser.parse_intermixed_args()  # a name may come after --resume
-    # As at Ctrl-C: asyncio.run() cancels the steps, and each of them ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         if args.what == "matrix":
             return matrix(args.names, resume=args.resume)

@@ -9,6 +9,7 @@ named and shown in whole. More than three unsteady tests are a failure too. A cr
 import asyncio
 import json
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,10 @@ def is_green(results: Sequence[Result]) -> bool:
 async def _run_all(
     steps: Sequence[Step], at_a_time: int, logs: Path, done: Callable[[Result], None]
 ) -> list[Result]:
+    # As Ctrl-C, which is ignored in the background of a script: the steps are cancelled, and end what they started.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began = time.monotonic()
     results: dict[int, Result] = {}
     running: dict[int, Step] = {}

@@ -226,7 +226,9 @@ suites.GATE = ("waits",)
 suites.SUITES = {{"waits": lambda: Command("waits", [sys.executable, "-c", {step!r}, {str(said)!r}])}}
 suites.main()
 """
-    with subprocess.Popen([sys.executable, "-c", program, "gate"], stderr=subprocess.DEVNULL) as run:
+    ignore = "trap '' INT; " if number == signal.SIGTERM else ""  # as a shell does for `command &`
+    command = ["sh", "-c", ignore + 'exec "$@"', "sh", sys.executable, "-c", program, "gate"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as run:
         with said.open() as words:  # end of file: nobody writes any more
             pid = int(words.readline())
             os.kill(pid, 0)
