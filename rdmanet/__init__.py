@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from rdmanet._core import devices as devices
     from rdmanet.base.accounts import ConnectionInfo as ConnectionInfo
     from rdmanet.base.accounts import ServerInfo as ServerInfo
+    from rdmanet.base.fabric_of import FabricInfo as FabricInfo
+    from rdmanet.base.fabric_of import fabric as fabric
     from rdmanet.base.watching import connections as connections
     from rdmanet.errors import CompletionError as CompletionError
     from rdmanet.errors import CompletionResetError as CompletionResetError
@@ -83,6 +85,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "_core": "AccessFlags AllocatedMemory alloc devices",
     "base.accounts": "ConnectionInfo ServerInfo",
+    "base.fabric_of": "FabricInfo fabric",
     "base.watching": "connections",
     "errors": "CompletionError CompletionResetError DeviceLostError DeviceNotFoundError ModifyQPError ProtocolError"
     " RdmaError RegionRevokedError RemoteAccessError",

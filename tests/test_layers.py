@@ -68,6 +68,7 @@ ROOMS = [
             "base.accounts",
             "base.call_accounts",
             "base.watching",
+            "base.fabric_of",
             "base.onlookers",
             "base.late_import",
             "base.cpus",

@@ -102,6 +102,9 @@ class Source(Protocol):
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         """Its live connections, as they are now."""
 
+    def transports(self) -> Iterator[Any]:
+        """Of those that are established, the transports."""
+
     def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
         """The same, as `rows_of` says it (accounts.py)."""
 

@@ -102,6 +102,11 @@ def connections() -> list[ConnectionInfo]:
     return [info for source in _living() for info in source.connection_infos()]
 
 
+def transports() -> Iterator[Any]:
+    """The transports of all connections of this process that are established."""
+    return (transport for source in _living() for transport in source.transports())
+
+
 def servers() -> list[ServerInfo]:
     """All servers of this process as they are now."""
     return [info for source in _living() for info in source.server_infos()]

@@ -93,6 +93,11 @@ class Switch:
         found: Iterator[ConnectionInfo] = imported(_tcp_infos).tcp_infos(self.base.loop, self._made)
         return found
 
+    def transports(self) -> Iterator[Any]:
+        """Their transports."""
+        found: Iterator[Any] = imported(_tcp_infos).tcp_transports(self.base.loop, self._made)
+        return found
+
     def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
         """The same as rows, with the names of their counters."""
         found: Iterator[tuple[list[str], tuple[Any, ...]]] = imported(_tcp_infos).tcp_rows(

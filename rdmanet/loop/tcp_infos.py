@@ -30,7 +30,7 @@ def tcp_infos(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterato
 
     :param made: the transports that were made for a loop which does not tell
     """
-    for transport in _transports(loop, made):
+    for transport in tcp_transports(loop, made):
         info = _info_of(transport)
         if info is not None:
             yield info
@@ -45,10 +45,11 @@ def tcp_rows(
 
 def tcp_sides(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterator[str]:
     """The side of each; the kernel is not asked, so one that somebody keeps is counted until that knows of its end."""
-    return (_side(transport) for transport in _transports(loop, made) if not transport.is_closing())
+    return (_side(transport) for transport in tcp_transports(loop, made) if not transport.is_closing())
 
 
-def _transports(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterator[Any]:
+def tcp_transports(loop: Any, made: weakref.WeakValueDictionary[int, Any]) -> Iterator[Any]:
+    """The transports themselves."""
     known: Any = getattr(loop, "_transports", made)
     for each in known.valuerefs():
         transport = each()

@@ -96,6 +96,10 @@ class Client(Generic[_S]):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *schema_of(self._service).methods})
 
+    @property
+    def _transport(self) -> Any:
+        return self._inner._transport  # type: ignore[attr-defined]
+
     def close(self) -> None:
         """Close the connection, and wait until it is gone. A second call does nothing, nor does that of a copy.
 

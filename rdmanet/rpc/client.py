@@ -381,6 +381,15 @@ class _Client(Generic[_S]):
         """Close its connections; see `connect`."""
         await self._caller.close()
 
+    @property
+    def _transport(self) -> Any:
+        """That of the last call; None if it has none any more (for `rdmanet.fabric`)."""
+        caller: Any = self._caller
+        if isinstance(caller, Intercepted):
+            caller = caller.inner
+        channels = caller.channels if isinstance(caller, Pool) else [getattr(caller, "_channel", caller)]
+        return next((each.link.transport for each in channels if caller.peer in (None, each.peer)), None)
+
     def __repr__(self) -> str:
         return f"<client of {self._caller.schema.name} at {self._caller.peer}>"
 

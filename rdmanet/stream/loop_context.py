@@ -200,6 +200,11 @@ class LoopContext:
         """The connections, and attempts at them, as they are now; a forked child has none."""
         return (connection.info() for connection in list(self.connections) if not self.foreign)
 
+    def transports(self) -> Iterator[Any]:
+        """The transports of those that are established."""
+        lives: list[Any] = list(() if self.foreign else self.connections)
+        return (found for life in lives if life.facts and (found := life.callbacks.transport) is not None)
+
     def connection_rows(self) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
         """The same as rows, with the names of their counters."""
         return (connection.row() for connection in list(() if self.foreign else self.connections))

@@ -18,6 +18,7 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
+import rdmanet
 from rdmanet import rpc
 from rdmanet.rpc import blocking
 from tests.rpc.net import HOST
@@ -131,6 +132,10 @@ def test_calls_by_name_and_with_types(store: blocking.Client[Store]):
         store.fails()
     assert blocking.stats(store)["double"].begun == 2
     assert blocking.peer(store) is not None
+
+
+def test_by_which_fabric(store: blocking.Client[Store], serving: Serving):
+    assert rdmanet.fabric(store).fabric == serving.transport  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("count", [10, 1_000_000])

@@ -15,6 +15,7 @@ import pytest
 from net import Journal, Net, callee, channel, failure, idle
 from strangers import Stranger, stranger
 
+import rdmanet
 from rdmanet import rpc
 from rdmanet.rpc import Code, testing
 from rdmanet.rpc.inner import WINDOW_BYTES
@@ -121,7 +122,7 @@ class Station(rpc.Service):
         if what == "metadata":
             return await rpc.options(listener, metadata={"tenant": "a"}).on("x")
         if what == "peer":
-            return str(rpc.peer(listener))
+            return [str(rpc.peer(listener)), rdmanet.fabric(listener).fabric]
         if what == "stats":
             await listener.on("x")
             return rpc.stats(listener)["on"].ended
@@ -215,7 +216,8 @@ async def test_what_a_callback_knows(net: Net):
     assert heard.metadata == {"tenant": "a"}
     assert heard.peer.transport == net.transport and heard.peer.address == channel(client).peer
     assert heard.deadline is not None and heard.deadline <= asyncio.get_running_loop().time() + 100
-    assert await client.ask(Heard(), "peer") == str(callee(server).link.peer)
+    assert await client.ask(Heard(), "peer") == [str(callee(server).link.peer), net.transport]
+    assert rdmanet.fabric(heard.peer).fabric == net.transport
     assert await client.ask(Heard(), "stats") == {"OK": 1}
 
 

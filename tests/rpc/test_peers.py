@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from net import HOST, Net, failure
 
+import rdmanet
 from rdmanet import rpc
 from rdmanet.rpc import CallInfo, Code, peers
 from rdmanet.rpc.interceptors import Proceed
@@ -35,6 +36,27 @@ async def test_who_calls(net: Net):
         assert (peer.group, peer.process) == (None, None) and peer.address[0] == HOST
         assert peer.user is None or (net.transport == "rdma" and peer.user == os.getuid())
     assert rpc.peer() is None
+
+
+async def test_by_which_fabric(net: Net):
+    async def pass_on(call: CallInfo, proceed: Proceed) -> Any:
+        return await proceed()
+
+    service = Who()
+    client, server = await net.pair(service)
+    await client.look()
+    assert service.seen is not None
+    assert rdmanet.fabric(service.seen).fabric == rdmanet.fabric(client).fabric == net.transport
+    if net.transport == "rdma":
+        assert rdmanet.fabric(service.seen).reason == "the client came by RDMA"
+        assert rdmanet.fabric(client).device == rdmanet.connections()[0].device != ""
+    for options in {"interceptors": [pass_on]}, {"retry": rpc.Retry()}, {"retry": rpc.Retry(), "lazy": True}:
+        async with net.connecting(Who, server, **options) as other:
+            if "lazy" in options:
+                with pytest.raises(LookupError, match="WhoClient has no connection, or none any more"):
+                    rdmanet.fabric(other)
+                await other.look()
+            assert rdmanet.fabric(other) == rdmanet.fabric(client)
 
 
 @pytest.mark.parametrize("transport", ["unix"])
