@@ -418,6 +418,8 @@ print("so far", flush=True)
     assert ran.stdout == "so far\n1 thread\n", ran.stderr
     said = [line for line in ran.stderr.splitlines() if "KeyboardInterrupt" not in line]
     if ending != "raise KeyboardInterrupt":
+        # A busy machine makes steps long, which a debug loop reports.
+        said = [line for line in said if not line.startswith("Executing <")]
         assert not [line for line in said if "ResourceWarning" not in line], ran.stderr
         assert ran.returncode == 0
     assert "Exception" not in ran.stderr and "Fatal" not in ran.stderr
