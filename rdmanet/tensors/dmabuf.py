@@ -8,11 +8,15 @@ So it can be granted to peers. Operations of the endpoint's own need an array, a
 
 from __future__ import annotations
 
+import operator
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rdmanet._core import MR, PD, AccessFlags
 from rdmanet.stream.registered import RegisteredMemory
+
+_END_MOST: Final = 1 << 62
+"""Descriptors say no more (descriptor.py)."""
 
 
 class DmaBuf(NamedTuple):
@@ -21,8 +25,8 @@ class DmaBuf(NamedTuple):
     :ivar fd: its dma-buf. It stays the caller's, who may close it when it is registered
     :ivar nbytes: how many bytes it is
     :ivar offset: where it begins within the dma-buf, in bytes
-    :ivar address: what the RDMA device calls its first byte. The embedded device takes sealed memfds, for tests, by the
-        address at which they are mapped
+    :ivar address: what the RDMA device calls its first byte: any address at the same place of a page as `offset`. The
+        embedded device takes a sealed memfd for a dma-buf, for tests
     """
 
     fd: int
@@ -35,8 +39,13 @@ class RegisteredDmaBuf(RegisteredMemory):
     """Its registration with each device that asks."""
 
     def __init__(self, given: DmaBuf) -> None:
-        if given.nbytes <= 0:
-            raise ValueError(f"register(): a dma-buf of {given.nbytes} bytes")
+        # Here, and not when a peer claims it, whose connection that would end.
+        given = DmaBuf(*map(operator.index, given))
+        _, nbytes, offset, address = given
+        if nbytes <= 0 or min(offset, address) < 0 or max(offset, address) + nbytes > _END_MOST:
+            raise ValueError(
+                f"register(): a dma-buf of {nbytes} bytes from offset {offset} on, at address {address}"
+            )
         super().__init__(b"")  # nothing of it is in this process
         self._given = given._replace(fd=os.dup(given.fd))
 

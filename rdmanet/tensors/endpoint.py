@@ -121,7 +121,7 @@ class Endpoint:
             `DmaBuf` of another device's memory, which is for peers alone
         :raises TypeError: it is no array, or one in a GPU's memory
         :raises BufferError: it is not C-contiguous
-        :raises ValueError: it has no bytes, or the endpoint is closed
+        :raises ValueError: it has no bytes, a `DmaBuf` says numbers that no device takes, or the endpoint is closed
         """
         self._check_open()
         memory = Memory(array, self._id, self._grants, self._loop, self._forget)

@@ -142,8 +142,8 @@ class Memory:
         self.address: int | None = None  # None: operations of our own do not reach it
         self.is_readonly = False
         if isinstance(array, DmaBuf):
-            self.nbytes = array.nbytes
             self.registered: RegisteredMemory = RegisteredDmaBuf(array)
+            self.nbytes = self.registered.length
         else:
             self.dtype, self.shape = dtype_and_shape(array, "register()")
             view = bytes_of(array, "register()", writable=False)

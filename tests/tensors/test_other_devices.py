@@ -122,8 +122,13 @@ async def test_operations_of_our_own_do_not_take_it_for_an_array(
 
 
 async def test_what_is_no_dma_buf(owner: tensors.Endpoint):
-    with pytest.raises(ValueError, match="a dma-buf of 0 bytes"):
-        owner.register(tensors.DmaBuf(0, 0))
+    """Its owner is told, and not a peer that claims it."""
+    for wrong in ((0,), (PAGE, -1), (PAGE, 0, -1), (PAGE, 1 << 64), (1 << 63,), (PAGE, 0, (1 << 62) - 1)):
+        with pytest.raises(ValueError, match=f"a dma-buf of {wrong[0]} bytes from offset"):
+            owner.register(tensors.DmaBuf(0, *wrong))
+    for wrong in ((1.5,), (PAGE, "1")):
+        with pytest.raises(TypeError):
+            owner.register(tensors.DmaBuf(0, *wrong))  # type: ignore[arg-type]
     with pytest.raises(OSError):
         owner.register(tensors.DmaBuf(-1, PAGE))
 
