@@ -156,21 +156,26 @@ async def test_what_was_just_claimed_is_not_let_go_of(
         assert not peer._link._claims
 
 
+async def read_all(peer: tensors.Peer, described: list[bytes], at_once: int) -> bytes:
+    """The bytes that so many descriptors of one byte each say."""
+    places = asyncio.Semaphore(at_once)
+
+    async def read(descriptor: bytes) -> bytes:
+        async with places:
+            mine = bytearray(1)
+            await peer.read(descriptor, into=mine)
+            return mine
+
+    return b"".join(await asyncio.gather(*map(read, described)))
+
+
 async def test_many_grants_by_turns(owner: tensors.Endpoint, peer: tensors.Peer):
     """Claims and their ends keep pace with each other, however many wait."""
     theirs = bytearray(random.Random(6).randbytes(1000))
     async with owner.register(theirs) as memory:
         described = [memory.describe(slice(at, at + 1)) for at in range(1000)]
-        at_once = asyncio.Semaphore(200)
-
-        async def read(at: int) -> bytes:
-            async with at_once:
-                mine = bytearray(1)
-                await peer.read(described[at], into=mine)
-                return mine
-
         for _ in range(3):
-            assert b"".join(await asyncio.gather(*map(read, range(1000)))) == theirs
+            assert await read_all(peer, described, at_once=200) == theirs
     assert peer.statistics()["connections"] == 1
 
 
@@ -193,15 +198,7 @@ async def test_what_was_let_go_of_counts_until_the_owner_has_it_back(
     theirs = bytearray(random.Random(6).randbytes(100))
     async with owner.register(theirs) as memory:
         described = [memory.describe(slice(at, at + 1)) for at in range(100)]
-        at_once = asyncio.Semaphore(10)
-
-        async def read(at: int) -> bytes:
-            async with at_once:
-                mine = bytearray(1)
-                await peer.read(described[at], into=mine)
-                return mine
-
-        reading = asyncio.gather(*map(read, range(100)))
+        (reading,) = await begin(read_all(peer, described, at_once=10))
         await until_seen(lambda: len(late) == 5)
         await loop_turns(50)
         assert len(late) == 5 and len(memory.held()) == 25
@@ -211,7 +208,7 @@ async def test_what_was_let_go_of_counts_until_the_owner_has_it_back(
             late.clear()
             await asyncio.sleep(0)
             assert len(memory.held()) <= 20 + 2 * 5
-        assert b"".join(await reading) == theirs
+        assert await reading == theirs
     assert peer.statistics()["connections"] == 1
 
 
