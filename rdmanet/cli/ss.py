@@ -47,6 +47,7 @@ _STATES = {
     "S": "asleep, but its loop does not turn: it waits in a call that blocks, or is a blocking client that is not used",
 }
 _ENDED = ("", "X", "Z")
+_FIELDS_MOST = 256
 _OBJECTS = (
     1_000_000  # are made before the collector looks for cycles: a picture of 10,000 connections has none
 )
@@ -108,7 +109,7 @@ class Picture:
         self._said: dict[int, tuple[float, list[Answer]]] = {}
         self._seen: dict[int, Process] = {}
         self._owners: dict[tuple[Any, ...], Process] = {}
-        """The processes of connections, by these, once somebody has asked for a peer."""
+        """The processes of connections, by their users and these, once somebody has asked for a peer."""
         self._is_any_far = False
         self._far: dict[tuple[int, int], str] = {}
 
@@ -156,10 +157,13 @@ class Picture:
             for each in self._seen.values():
                 for answer in each.answers:
                     for one in answer.connections:
-                        self._owners[one.local, one.peer] = self._owners[one.role, _call(one)] = each
+                        for ends in ((one.local, one.peer), (one.role, _call(one))):
+                            self._owners[each.user, ends] = each
         far_role = "server" if info.role == "client" else "client"
-        peer = self._owners.get((info.peer, info.local)) or self._owners.get((far_role, _call(info)), process)
-        return None if peer is process or peer.user != process.user else peer
+        for ends in ((info.peer, info.local), (far_role, _call(info))):
+            if (peer := self._owners.get((process.user, ends))) is not None:
+                return None if peer is process else peer
+        return None
 
     @property
     def says_no_more(self) -> bool:
@@ -332,8 +336,14 @@ class _Shown(Struct):
 
 @lru_cache(maxsize=256)
 def _stats_class(names: tuple[str, ...]) -> Callable[..., Any]:
-    """What makes an object in JSON of numbers that have these names. To make a dict of each takes twice as long."""
-    if len(set(names)) < len(names) or not all(name.isidentifier() and not iskeyword(name) for name in names):
+    """What makes an object in JSON of numbers that have these names. To make a dict of each takes twice as long.
+
+    That has those names that cannot be fields of a class, such as __slots__, or are more than a class is fast with.
+    """
+    are_fields = len(set(names)) == len(names) <= _FIELDS_MOST and all(
+        name.isidentifier() and not name.startswith("_") and not iskeyword(name) for name in names
+    )
+    if not are_fields:
         return lambda *numbers: dict(zip(names, numbers, strict=False))
     return defstruct("Stats", [(name, int, UNSET) for name in names])
 

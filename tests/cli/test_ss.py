@@ -117,7 +117,12 @@ def test_the_peer_of_a_connection_that_waits_is_named(monkeypatch):
     picture = ss_command.Picture(is_last=True)
     text = ss_command._as_text(picture, picture.take(None))
     assert text.count("peer: process") == 1 and f"      peer: process 2: {ss_command._program(2)}" in text
-    answers[1].user = 7  # another user's may say anything
+    liar = Answer(3, 7, connections=Connections([server]))
+    answers.append(liar)  # another user's may say anything
+    text = ss_command._as_text(picture, picture.take(None))
+    assert text.count("      peer: process 2: ") == 1
+    answers.remove(liar)
+    answers[1].user = 7
     text = ss_command._as_text(picture, picture.take(None))
     assert "peer: process" not in text
 

@@ -1,6 +1,7 @@
 """What `rdmanet ss` may see, and what it believes: other users see nothing, and no lie is printed as a fact."""
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -95,6 +96,25 @@ def test_no_escape_is_printed(guarded, monkeypatch):
     assert "why TCP: " in said and "1 calls under way" in said
     assert (ESCAPE in said) is not guarded
     assert any(not character.isprintable() and character != "\n" for character in said) is not guarded
+
+
+@pytest.mark.parametrize(
+    "name", ["__init__", "__slots__", "__class__", "__del__", "__annotations__", "mro", "self"]
+)
+def test_names_of_counters_are_only_names(name):
+    lie = (CONNECTION % b"").replace(b'"a"', b'"%b"' % name.encode())
+    with Liar(HEAD + lie + b'{"connections":1}\n', os.getpid()):
+        picture = ss.Picture()
+        found = [process for process in picture.take(None) if process.pid == os.getpid()]
+    [process] = json.loads(b"".join(ss._as_json(picture, found)))["processes"]
+    [connection] = process["loops"][0]["connections"]
+    assert connection["stats"] == {name: 5}
+
+
+def test_no_class_is_made_for_thousands_of_names():
+    """That would take a time that grows with the square of their number."""
+    names = tuple(f"a{number}" for number in range(10_000))
+    assert ss._stats_class(names)(*range(10_000)) == dict(zip(names, range(10_000), strict=True))
 
 
 def test_a_process_cannot_speak_for_another(guarded, monkeypatch):
