@@ -362,10 +362,7 @@ async def test_who_has_gone_on_unread_keeps_its_place(net: Net, device, monkeypa
         assert not request._transport.is_closing()
         loop.add_reader(context._epoll.fileno(), context._rare_events)
         caller.post(frame(DATA, b"who is there?"))
-        kind = 0
-        while kind != DATA:
-            kind, body = await caller.next_frame()
-        assert body == b"who is there?"
+        assert await caller.next_of(DATA) == b"who is there?"
     finally:
         caller.close()
 

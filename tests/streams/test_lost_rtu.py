@@ -117,9 +117,6 @@ async def test_who_never_says_it(net: Net, device):
         _, port = await net.serve(Echo)
         await peer.go(HOST, port)
         peer.post(frame(DATA, b"who is there?"))
-        kind = 0
-        while kind != DATA:
-            kind, body = await peer.next_frame()
-        assert body == b"who is there?"
+        assert await peer.next_of(DATA) == b"who is there?"
     finally:
         peer.close()

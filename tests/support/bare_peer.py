@@ -206,14 +206,20 @@ class BarePeer:
         self._granted = header.granted
         return header.kind, data[credit.HEADER_BYTES :]
 
+    async def next_of(self, kind: int) -> bytes:
+        """The body of the next frame of this kind; what comes before it is passed over."""
+        while True:
+            came, body = await self.next_frame()
+            if came == kind:
+                return body
+            if came == 0:
+                raise EOFError("the connection has ended")
+
     async def news(self) -> credit.Credit:
         """The next Credit that has any."""
-        while True:
-            kind, body = await self.next_frame()
-            if kind == 0:
-                raise EOFError("the connection has ended")
-            if kind == CREDIT and body:
-                return credit.unpack_credit(body, self._granted, self.places)
+        while not (body := await self.next_of(CREDIT)):
+            pass
+        return credit.unpack_credit(body, self._granted, self.places)
 
     async def offered(self) -> credit.Region:
         """The region that is offered next."""

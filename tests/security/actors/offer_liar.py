@@ -21,10 +21,8 @@ async def attack(what, size):
     there = {"remote_addr": region.address, "rkey": region.rkey}
     for n in range(24):  # each is echoed, and its slot posted again
         await client.done(frame(DATA, b"mine %02d" % n, granted=16 + n, reaped=client.reaped))
-        kind, body = await client.next_frame()
-        while kind not in (0, DATA):
-            kind, body = await client.next_frame()
-        assert (kind, body) == (DATA, b"mine %02d" % n), (kind, body)
+        body = await client.next_of(DATA)
+        assert body == b"mine %02d" % n, body
     data = (frame(DATA, b"frame", granted=40, reaped=client.reaped) + bytes(200))[:size]
     if what == "write":
         sent = await client.done(data, WROpcode.RDMA_WRITE_WITH_IMM, **there)
