@@ -87,6 +87,10 @@ cdef extern from * nogil:
     {
         struct rn_leaving *area = (struct rn_leaving *)address;
 
+        if (madvise(address, length, MADV_FREE)) { /* locked by the program: the kernel could not take it */
+            munmap(address, length);
+            return;
+        }
         *area = (struct rn_leaving){rn_leaving, length};
         rn_leaving = area;
         rn_leaving_bytes += length;
@@ -161,24 +165,21 @@ cdef extern from * nogil:
         if ((address = rn_leaving_stay(length)))
             return address;
         while (!(address = rn_area_map(length)) && (rn_leaving || rn_idle_count)) {
-            if (!rn_leaving)
+            if (rn_leaving)
+                rn_area_unmap(rn_leaving_take(SIZE_MAX));
+            else
                 rn_idle_drop();
-            rn_area_unmap(rn_leaving_take(SIZE_MAX));
         }
         return address;
     }
 
     static void rn_area_give(char *address, size_t length)
     {
-        int is_locked = madvise(address, length, MADV_FREE);
-
         if (length > RN_IDLE_BYTES) {
-            if (is_locked) /* by the program: the kernel could not take it */
-                munmap(address, length);
-            else
-                rn_area_leave(address, length);
+            rn_area_leave(address, length);
             return;
         }
+        (void)madvise(address, length, MADV_FREE);
         while (rn_idle_count == RN_IDLE_AREAS || rn_idle_bytes + length > RN_IDLE_BYTES)
             rn_idle_drop();
         rn_idle[rn_idle_count++] = (struct rn_area){address, length};

@@ -181,12 +181,22 @@ def test_while_the_loop_sorts_its_timers():
 
 
 def test_locked_memory_goes_at_once(loop: asyncio.AbstractEventLoop):
-    """The kernel could not take it if it ran short."""
+    """The kernel could not take it if it ran short. Also that which is idle until others have used more."""
+
+    def locked(size: int) -> Any:
+        memory = unfilled(size)
+        assert not ctypes.CDLL(None).mlock(ctypes.c_void_p(address(memory)), ctypes.c_size_t(4096))
+        return memory
 
     async def let_go() -> None:
-        memory = unfilled(SIZE)
-        assert not ctypes.CDLL(None).mlock(ctypes.c_void_p(address(memory)), ctypes.c_size_t(4096))
-        del memory
+        locked(SIZE)
+        assert left() == 0
+        smaller = [locked(128 * MIB) for _ in range(2)]
+        smaller.clear()
+        while left():  # what was idle before
+            await loop_turns(1)
+        smaller = [locked(128 * MIB) for _ in range(5)]
+        smaller.clear()
         assert left() == 0
 
     loop.run_until_complete(let_go())
