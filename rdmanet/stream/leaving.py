@@ -10,8 +10,9 @@ runs in the thread that lets go of it, the loop looks every LINGER_S how much of
 last look, and unmaps that: PIECE_BYTES at a time, for STEP_S in each of its turns. Meanwhile the kernel may take the
 pages if it runs short. When the list is empty, nothing is left to be done, and no timer is.
 
-Where no loop runs, nobody is held up, and all of the list goes at once, unless another thread's loop is at it; so it
-does when the loop is closed.
+One loop of the process does so at a time, as long as it runs, whichever thread lets go of memory: two would take each
+other's looks for their own, and unmap what went just now. Where no loop runs, nobody is held up, and all of the list
+goes at once, unless another thread's loop is at it; so it does when that loop is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from weakref import WeakSet
+import weakref
 
 from rdmanet._core import call_on_leaving, unmap_some, unneeded_bytes
 
@@ -28,27 +29,33 @@ PIECE_BYTES = 2 << 20
 STEP_S = 0.001
 _ALL = (1 << 63) - 1
 
-_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+_at_it: weakref.ref[_Unmapping] | None = None
+"""What has begun last."""
 
 
 class _Unmapping:
     """The work of one loop, whose timer has it. If that is dropped, because the loop is closed, all goes at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        global _at_it
+        self.loop = loop
         self._unneeded = 0
         self._is_over = False
-        _loops.add(loop)
+        _at_it = weakref.ref(self)
         # No timer yet: memory goes at any place, also while the loop sorts its timers.
         loop.call_soon(self._begin)
 
     def _begin(self) -> None:
         unneeded_bytes()
-        self._loop.call_later(LINGER_S, self._look)
+        self.loop.call_later(LINGER_S, self._look)
 
     def _look(self) -> None:
-        self._unneeded = unneeded_bytes()
-        self._go_on()
+        if _begun_last() is self:
+            self._unneeded = unneeded_bytes()
+            self._go_on()
+        else:  # another loop has begun while this one did not run
+            self._is_over = True
+            _more_leaves()
 
     def _go_on(self) -> None:
         ends_at = time.monotonic() + STEP_S  # a loop's clock may stand still in a turn
@@ -56,18 +63,20 @@ class _Unmapping:
             unmap_some(min(PIECE_BYTES, self._unneeded))
             self._unneeded -= PIECE_BYTES
             if time.monotonic() >= ends_at:
-                self._loop.call_soon(self._go_on)
+                self.loop.call_soon(self._go_on)
                 return
         if unmap_some(0):
-            self._loop.call_later(LINGER_S, self._look)
+            self.loop.call_later(LINGER_S, self._look)
             return
         self._end()
         if unmap_some(0):
             _more_leaves()  # another thread has let go of it meanwhile, and left it to us
 
     def _end(self) -> None:
+        global _at_it
         self._is_over = True
-        _loops.discard(self._loop)
+        if _begun_last() is self:
+            _at_it = None
 
     def __del__(self) -> None:
         if not self._is_over:
@@ -75,16 +84,27 @@ class _Unmapping:
             unmap_some(_ALL)
 
 
+def _begun_last() -> _Unmapping | None:
+    return None if _at_it is None else _at_it()
+
+
 def _more_leaves() -> bool:
-    """Have the loop that runs here see to it, or one that is at it; False: there is none."""
+    """Have the loop that is at it see to it, or the one that runs here; False: there is none."""
+    at_it = _begun_last()
+    if at_it is not None and at_it.loop.is_running():
+        return True
     try:
-        loop = asyncio.get_running_loop()
+        _Unmapping(asyncio.get_running_loop())
     except RuntimeError:
-        return any(loop.is_running() for loop in _loops)
-    if loop not in _loops:
-        _Unmapping(loop)
+        return False
     return True
 
 
+def _forked() -> None:
+    """The parent's loop says in the child that it runs."""
+    global _at_it
+    _at_it = None
+
+
 call_on_leaving(_more_leaves)
-os.register_at_fork(after_in_child=_loops.clear)  # the parent's loops say there that they run
+os.register_at_fork(after_in_child=_forked)

@@ -98,6 +98,24 @@ def test_a_loop_that_stops_goes_on_later(loop: asyncio.AbstractEventLoop):
     loop.run_until_complete(all_gone())
 
 
+def test_two_loops_by_turns(loop: asyncio.AbstractEventLoop):
+    """What one has left to the other is its own again, when the other does not run."""
+
+    async def let_go() -> None:
+        unfilled(SIZE)
+
+    async def all_gone() -> None:
+        while left():
+            await loop_turns(1)
+
+    other = asyncio.new_event_loop()
+    for each in (loop, other, loop, other):
+        each.run_until_complete(let_go())
+    assert left() > 0
+    loop.run_until_complete(asyncio.wait_for(all_gone(), 20))
+    other.close()
+
+
 @pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
 def test_a_loop_that_is_closed(new_loop: type[asyncio.AbstractEventLoop]):
     async def let_go() -> None:
@@ -133,6 +151,23 @@ def test_another_thread_lets_go(loop: asyncio.AbstractEventLoop):
     loop.run_until_complete(let_go())
     in_thread(lambda: unfilled(SIZE + 64 * MIB) and None)
     assert left() == 0
+
+
+def test_another_threads_loop_lets_go(loop: asyncio.AbstractEventLoop):
+    """One is at it: if each took the other's looks for its own, what went just now would seem unneeded. The end of the
+    other loop is not that of the list."""
+
+    async def let_go(size: int) -> None:
+        unfilled(size)
+
+    async def both() -> None:
+        await let_go(SIZE)
+        in_thread(lambda: asyncio.run(let_go(SIZE + 32 * MIB)))
+        assert left() == 2 * SIZE + 32 * MIB
+        while left():
+            await loop_turns(1)
+
+    loop.run_until_complete(both())
 
 
 def test_another_thread_lets_go_as_the_loop_is_done(
