@@ -11,10 +11,12 @@ stands by:
     the method waits            the task has become that of the call, and waits for what the method waits for. Another
                                 one is made, to stand by for later calls
 
-The method cannot tell: what `asyncio.current_task()` has told it in the first step goes on with it. If it has left its
-mark on a task that was to stand by, that task ends with the call, as any task of a call does: it was cancelled,
-somebody keeps it, it has another name or attributes, or it is to call somebody when it is done. While a task stands by,
-it is not among `asyncio.all_tasks()`: nobody waits for its end.
+For the method it is a task of its own: what `asyncio.current_task()` has told it in the first step goes on with it. If
+the method has left its mark on a task that was to stand by, that task ends with the call, as any task of a call does:
+it was cancelled, somebody has a reference to it, also a weak one, it has another name or attributes, or it is to call
+somebody when it is done. While a task stands by, it is not among `asyncio.all_tasks()`: so `asyncio.run()` neither
+cancels it nor waits for it. What differs is what a task says of itself: its `get_context()` is not the context in which
+the method runs, and its `get_coro()` is a `Spare`, without a stack.
 
 How a task stands by: a `Spare` is its coroutine, and the future for which that waits, too. As a future it is given the
 callback that wakes the task. When a method waits, it gives that to the future for which the method waits.
@@ -44,7 +46,7 @@ cdef object unregister_task = asyncio.tasks._unregister_task
 # functions of Python around a set of weak references.
 cdef object register_first = getattr(asyncio.tasks, "_register_eager_task", None)
 cdef object unregister_first = getattr(asyncio.tasks, "_unregister_eager_task", None)
-cdef set everyone = asyncio.tasks._all_tasks.data if register_first is None else None
+cdef set all_tasks = asyncio.tasks._all_tasks.data if register_first is None else None
 
 cdef object NOTHING = object()
 
@@ -83,10 +85,10 @@ cdef class FirstSteps:
         PyContext_Enter(context)
         try:
             PyContextVar_Set(CURRENT, running.call)
-            if everyone is None:
+            if all_tasks is None:
                 register_first(task)
             else:
-                everyone.add(spare.reference)
+                all_tasks.add(spare.reference)
         except BaseException:
             PyContext_Exit(context)
             leave_task(self._loop, task)
@@ -140,10 +142,10 @@ cdef class FirstSteps:
         spare.is_in_step = False
         PyContext_Exit(context)
         leave_task(self._loop, task)
-        if everyone is None:
+        if all_tasks is None:
             unregister_first(task)
         else:
-            everyone.discard(spare.reference)
+            all_tasks.discard(spare.reference)
         if is_marked:
             self._spare = None
             spare.dismiss()
@@ -164,7 +166,8 @@ cdef class Spare:
         self._asyncio_future_blocking = True
         task = self.task = asyncio.Task(self, loop=loop)
         task._log_destroy_pending = False
-        self.reference = ref(task)
+        if all_tasks is not None:
+            self.reference = ref(task, all_tasks.discard)  # weak references with a callback are not shared, so count
         unregister_task(task)
 
     cdef int take(self, work, context, yielded) except -1:

@@ -89,7 +89,10 @@ async def test_one_task_does_for_many_calls(net: Net):
     assert asyncio.all_tasks() == before and not server.running
 
 
-@pytest.mark.parametrize("how", ["kept", "weak", "callback", "name", "attribute", "cancelled", "uncancelled"])
+MARKS = ["kept", "weak", "weak callback", "callback", "name", "attribute", "cancelled", "uncancelled"]
+
+
+@pytest.mark.parametrize("how", MARKS)
 async def test_a_task_that_bears_a_mark_ends_with_its_call(net: Net, how: str):
     client, service, server = await looking(net)
     done: list[Any] = []
@@ -100,6 +103,8 @@ async def test_a_task_that_bears_a_mark_ends_with_its_call(net: Net, how: str):
         if how == "kept":
             kept.append(task)
         elif how == "weak":
+            kept.append(weakref.ref(task))
+        elif how == "weak callback":
             kept.append(weakref.ref(task, done.append))
         elif how == "callback":
             task.add_done_callback(done.append)
@@ -120,7 +125,9 @@ async def test_a_task_that_bears_a_mark_ends_with_its_call(net: Net, how: str):
     gc.collect()
     if how == "kept":
         assert kept[0].done() and not kept[0].cancelled()
-    if how in ("weak", "callback"):
+    if how == "weak":
+        assert kept[0]() is None
+    if how in ("weak callback", "callback"):
         assert len(done) == 1
     assert not hasattr(service, "session")
     assert await client.look() == "Looking.look" and not server.running
