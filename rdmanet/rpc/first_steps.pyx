@@ -178,7 +178,7 @@ cdef class Spare:
                 yielded._asyncio_future_blocking = False
                 yielded.add_done_callback(self.wake, context=self._tasks_context)
                 self.wake, self._waits_for = None, yielded
-                if self.was_cancelled:  # in its first step
+                if self.task._must_cancel:  # it was cancelled in its first step
                     self._was_passed_on = yielded.cancel(msg=self.task._cancel_message)
                 self.task = None  # which has the spare
                 return 0

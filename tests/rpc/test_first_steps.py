@@ -286,6 +286,28 @@ async def test_a_call_that_is_cancelled_soon(net: Net, turns: int):
     assert inner[0].cancelled() and not server.running
 
 
+async def test_a_method_that_uncancels_itself(net: Net):
+    """What it waits for next is cancelled only where a task of its own would do so: before Python 3.13."""
+    client, service, _ = await looking(net)
+
+    def does() -> None:
+        this().cancel()
+        this().uncancel()
+
+    async def own() -> int:
+        does()
+        await asyncio.sleep(0.001)
+        return 0
+
+    service.does, service.awaits = does, lambda: asyncio.sleep(0.001)
+    (wanted,) = await asyncio.gather(asyncio.create_task(own()), return_exceptions=True)
+    if wanted == 0:
+        assert await client.wait() == 0
+    else:
+        assert isinstance(wanted, asyncio.CancelledError)
+        assert (await failure(client.wait())).code is Code.CANCELLED
+
+
 async def test_a_server_that_is_closed_by_its_method(net: Net):
     client, service, server = await looking(net)
     service.does = server.close
