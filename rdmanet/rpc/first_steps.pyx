@@ -104,7 +104,8 @@ cdef class FirstSteps:
         cdef PyObject *outcome = NULL
         cdef int state
         if not PyCoro_CheckExact(coroutine):
-            return Rest(coroutine.__await__(), NOTHING)
+            iterator = coroutine.__await__()
+            return Rest(iterator if hasattr(iterator, "send") else generator_of(iterator))
         state = PyIter_Send(coroutine, <PyObject *>None, &outcome)
         result = <object>outcome
         Py_DECREF(result)
@@ -316,6 +317,11 @@ cdef class Rest:
         """As a coroutine's."""
         if self._coroutine is not None:
             self._coroutine.close()
+
+
+def generator_of(iterator):
+    """What is awaited may have an iterator that is no more than that."""
+    return (yield from iterator)
 
 
 cdef bint has_attributes(task) except -1:

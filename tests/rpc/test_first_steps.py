@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,6 +26,13 @@ class Bare:
 
     def __await__(self) -> Generator[Any, Any, None]:
         yield self._value
+
+
+class Iterated:
+    """Its iterator is no coroutine's, nor a generator's."""
+
+    def __await__(self) -> Iterator[None]:  # type: ignore[override]
+        return iter([None, None])
 
 
 class Looking(rpc.Service):
@@ -51,6 +58,9 @@ class Looking(rpc.Service):
     async def note_memory(self, number: int) -> memoryview:
         self.numbers.append(number)
         return memoryview(b"memory")
+
+    async def rest(self) -> None:
+        pass
 
     async def wait(self) -> int:
         task = asyncio.current_task()
@@ -156,6 +166,16 @@ async def test_calls_begin_at_once_behind_one_that_was_cancelled_before_it_began
     for _ in range(3):
         await client.look()
     assert len(set(service.numbers)) == 1
+
+
+async def test_a_method_that_gives_what_is_awaited_by_an_iterator(net: Net):
+    service = Looking()
+    service.rest = Iterated  # type: ignore[method-assign,assignment]
+    client, server = await net.pair(service)
+    for _ in range(3):
+        await client.look()
+        await client.rest()
+    assert not server.running
 
 
 async def test_no_context_variable_is_left_for_the_next_call(net: Net):
