@@ -224,14 +224,17 @@ cdef inline void tell_writer_nothing(Sender connection) noexcept:
 
 cdef int tell_room(Sender connection) except -1:
     """Tell whom it concerns what has been posted. Never from `write`: resume_writing() writes."""
-    if (
+    cdef bint is_place = connection.tell_place and has_place(connection)
+    cdef bint resumes = (
         connection.protocol_paused and connection.backlog.loans == 0
         and connection.fill + connection.backlog.size <= connection.low_water_bytes
-    ):
-        connection.protocol_paused = connection.tell_place = False
-        connection.owner.resume_writing()
-    elif connection.tell_place and has_place(connection):
+    )
+    # All may be posted while the only frame is in flight: then who waits for place is told again.
+    if is_place:
         connection.tell_place = False
+    if resumes:
+        connection.protocol_paused = False
+    if is_place or resumes:
         connection.owner.resume_writing()
     if connection.tell_flushed and connection.fill == 0 and connection.backlog.size == 0 and may_post(connection):
         connection.tell_flushed = False
