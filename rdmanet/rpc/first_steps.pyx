@@ -169,6 +169,7 @@ cdef class Spare:
         task._log_destroy_pending = False
         if all_tasks is not None:
             self.reference = ref(task, all_tasks.discard)  # weak references with a callback are not shared, so count
+            hash(self.reference)  # it keeps this; the callback, which looks for it in the set, comes after the task
         unregister_task(task)
 
     cdef int take(self, work, context, yielded) except -1:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextvars import ContextVar
@@ -13,6 +14,7 @@ from net import Net, failure, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
+from rdmanet.rpc.first_steps import FirstSteps
 from tests.support.waiting import loop_turns, until_seen
 
 MARK: ContextVar[str] = ContextVar("mark", default="")
@@ -97,6 +99,20 @@ async def test_one_task_does_for_many_calls(net: Net):
         await client.look()
     assert len(set(service.numbers)) == 1 and len(others) == 10
     assert asyncio.all_tasks() == before and not server.running
+
+
+async def test_a_task_that_no_call_has_used_ends_quietly(monkeypatch):
+    """Its server has had one call, say. What the collector meets may be told to the hook only."""
+    met: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", met.append)
+    for _ in range(3):
+        steps = FirstSteps(asyncio.get_running_loop())
+        running: Any = None
+        assert not steps.enter(running)  # it makes the task
+        await loop_turns(2)
+        del steps
+    gc.collect()
+    assert not met and len(asyncio.all_tasks()) == 1
 
 
 MARKS = ["kept", "weak", "weak callback", "callback", "name", "attribute", "cancelled", "uncancelled"]
