@@ -1,6 +1,7 @@
 """Long arguments and results are copied and written in pieces, and others have their turn between two of them."""
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -388,3 +389,18 @@ async def test_long_writes():
     sink.closing = True
     await loop_turns(2)
     assert writes.nbytes == 0 and len(ended) == 2
+
+
+@pytest.mark.parametrize("transport", ["unix"])
+async def test_a_unix_socket_takes_more_at_a_time_for_long_messages(net: Net):
+    """On the side that sends them."""
+    client, server = await net.pair(Store())
+    sockets = [side.link.transport.get_extra_info("socket") for side in (channel(client), callee(server))]
+
+    def sizes() -> list[int]:
+        return [sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for sock in sockets]
+
+    here, there = sizes()
+    assert await client.put({"a": numpy.zeros(9)}) == 1 and sizes() == [here, there]
+    assert (await client.get_array()).nbytes == SIZE
+    assert sizes()[0] == here and sizes()[1] > there
