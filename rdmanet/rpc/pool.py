@@ -219,6 +219,8 @@ class Pool:
                 slot.row = 0  # it has done what it was asked to
             if self._goes_elsewhere(slot, tried, error):
                 return 0.0
+        if error.code is Code.UNAVAILABLE and channel.refusal is None and channel.link.transport.is_closing():
+            channel.refuse(f"the connection is lost: {error.text}")  # it is about to be told
         is_lost = error.code is Code.UNAVAILABLE and channel.refusal is not None
         if not is_lost and not error._is_own:
             slot.failures = 0  # the server has answered

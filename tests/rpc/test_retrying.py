@@ -1,6 +1,7 @@
 """Calls that are made again after certain errors, and calls that wait at the limit of unfinished ones."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from net import Journal, Net, channel, failure
 from rdmanet import rpc
 from rdmanet.rpc import Code
 from rdmanet.rpc.pool import Pool
+from rdmanet.rpc.reads import Reads
 from rdmanet.rpc.retry import Retry
 from tests.support.waiting import begin, loop_turns, until_seen
 
@@ -61,6 +63,11 @@ class Flaky(rpc.Service):
 
     async def sized(self, data: memoryview) -> int:
         return data.nbytes
+
+    @rpc.method(idempotent=True)
+    async def lent(self, nbytes: int) -> memoryview:
+        self.journal("lent")
+        return memoryview(bytearray(nbytes))
 
     async def count(self, until: int) -> AsyncIterator[int]:
         self.journal("count")
@@ -317,3 +324,27 @@ async def test_who_waits_lends_nothing(net: Net):
     service.gate.set()
     assert await sized == len(data)
     await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+@pytest.mark.parametrize("policy", ["first", "spread"])
+async def test_a_server_that_dies_while_its_result_is_read(
+    net: Net, policy: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The READ fails first, and its task goes on before the client is told that the connection is lost."""
+    service = Flaky()
+    client = await net.connect(
+        Flaky, await net.serve(service), retry=Retry(first_seconds=0.001), policy=policy
+    )
+    read = Reads.read
+    failures = iter([ConnectionResetError(errno.ECONNRESET, "transport retries exceeded")])
+
+    async def fails(self: Reads, *arguments: Any) -> None:
+        if (error := next(failures, None)) is not None:
+            self._link.transport.abort()  # type: ignore[attr-defined]
+            raise error
+        await read(self, *arguments)
+
+    monkeypatch.setattr(Reads, "read", fails)
+    assert await client.lent(3_000_000) == bytes(3_000_000)
+    assert service.journal.entries == ["lent", "lent"]
