@@ -32,6 +32,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+import ml_dtypes
 import msgspec
 import numpy
 
@@ -61,7 +62,9 @@ TYPES = [
     ">m8[s]",
     "u1",
     [("a", "<i2"), ("b", ">f4", (2,))],
+    *(getattr(ml_dtypes, name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")),
 ]
+_OF_DLPACK = ("<f4", "<i8", "<f2", "<c16", "|u1")
 OF_A_CALL = {
     "Pending",
     "Receiving",
@@ -138,6 +141,19 @@ class Chance(random.Random):
         layers = [self.array("f4") for _ in range(self.randrange(4))]
         mask = self.choice([None, self.array("?")])
         return Record(str(self.random()), self.state(), layers, (self.array("i8"), self.randrange(9)), mask)
+
+
+class Tensor:
+    """What is an array for whoever knows DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return cast("tuple[int, int]", self._array.__dlpack_device__())
 
 
 class Turning(Listener):
@@ -263,6 +279,8 @@ class Soak:
                 array = chance.array()
                 if chance.random() < 0.5:
                     self.check(array, await client.array(array))
+                elif array.dtype in _OF_DLPACK and array.flags.writeable:
+                    self.check(array, await client.array(cast(Any, Tensor(array))))
                 else:
                     mine = numpy.empty_like(array, order="C")
                     self.check(array, await rpc.options(client, into=mine).array(array))
