@@ -19,7 +19,7 @@ locked  := --require-hashes --only-binary :all:
 pip     := $(py) -m pip install --quiet $(locked) --constraint requirements/constraints.txt
 sources := setup.py $(wildcard rdmanet/*.py rdmanet/*.pyx rdmanet/*.pxd rdmanet/_pyx/* rdmanet/abi/* \
              rdmanet/wire/*.py rdmanet/wire/*.pxd rdmanet/stream/*.py rdmanet/stream/*.pxd rdmanet/rpc/*.pyx \
-             rdmanet/rpc/*.pxd $(patsubst %.pxd,%.py,$(wildcard rdmanet/rpc/*.pxd)) \
+             rdmanet/rpc/*.px[di] $(patsubst %.pxd,%.py,$(wildcard rdmanet/rpc/*.pxd)) \
              rdmanet/soft/*/*.c rdmanet/soft/*/*.h rdmanet/soft/soft.map)
 modules := $(wildcard rdmanet/*.py rdmanet/*/*.py rdmanet/*/*/*.py rdmanet/*/*/*/*.py)
 
@@ -139,7 +139,7 @@ check: lint ## lint, and the whole build with warnings as errors
 lint: build $(VENV)/.test $(VENV)/.check ## check style, formatting, types and stubs
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
-	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*/*.pyx rdmanet/*.pxd rdmanet/*/*.pxd rdmanet/_pyx/*.pxi
+	PATH=$(abspath $(VENV)/bin):$$PATH cython-lint rdmanet/*.pyx rdmanet/*/*.pyx rdmanet/*.pxd rdmanet/*/*.pxd rdmanet/*/*.pxi
 	$(py) -m mypy
 	PATH=$(abspath $(VENV)/bin):$$PATH scripts/check-workflows
 	$(py) -m mypy.stubtest rdmanet._core --concise --ignore-disjoint-bases --allowlist tests/unit/stub-exceptions

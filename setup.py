@@ -97,6 +97,7 @@ BUSIEST = (
     "rdmanet.rpc.first_steps",
     "rdmanet.rpc.framing",
     "rdmanet.rpc.messenger",
+    "rdmanet.rpc.unary",
 )
 # Python modules that are compiled, too: each has a .pxd with its C types.
 compiled_python = sorted(
@@ -172,7 +173,7 @@ modules = [
             extra_compile_args=generated_cflags,
             extra_link_args=ldflags,
         )
-        for name in ("first_steps", "framing")
+        for name in ("first_steps", "framing", "unary")
     ),
     Extension(
         "rdmanet.rpc.weighing",

@@ -23,6 +23,7 @@ RPC_GROUND = {
     "rpc.errors",
     "rpc.limits",
     "rpc.framing",
+    "rpc.plain",
     "rpc.buffer",
     "rpc.describe",
     "rpc.messages",
@@ -140,7 +141,7 @@ ROOMS = [
         {"rpc.builtin"},
     ],
     [
-        {"rpc.channel", "rpc.pending", "rpc.fetching"},
+        {"rpc.channel", "rpc.pending", "rpc.unary", "rpc.stubs", "rpc.fetching"},
         {
             "rpc.callee",
             "rpc.executing",

@@ -22,6 +22,7 @@ from rdmanet.rpc.calls import CalleeBook
 from rdmanet.rpc.context import CallInfo
 from rdmanet.rpc.errors import Error
 from rdmanet.rpc.failures import send_failure, unsendable
+from rdmanet.rpc.framing import reply_head
 from rdmanet.rpc.lending import (
     apart,
     beside,
@@ -97,8 +98,8 @@ class Answers:
             self._send_tailed(running, result)
             return
         if not link.is_over:
-            reply = OutReply(running.number, result)
-            running.counter.sent_bytes += link.send_alone(reply) if len(calls) == 1 else link.send(reply)
+            head = reply_head(running.number)
+            running.counter.sent_bytes += link.send_plain(head, result, len(calls) == 1)
             del calls[running.number]
         running.call.is_over = True
         if running.received is not None:

@@ -22,6 +22,7 @@ from rdmanet.rpc.endpoints import source
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, not_taken
 from rdmanet.rpc.executing import Executing
 from rdmanet.rpc.failures import mistake, report, send_failure
+from rdmanet.rpc.framing import PlainCall, with_tail
 from rdmanet.rpc.host import Host
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.link import Link
@@ -129,6 +130,7 @@ class Callee(Executing):
         self._handlers.clear()
         self._handlers |= {
             Call: self._on_call,
+            PlainCall: self._on_plain_call,
             Cancel: self._on_cancel,
             Item: self._on_item,
             End: self._on_end,
@@ -194,7 +196,27 @@ class Callee(Executing):
     # -- messages ------------------------------------------------------------------------------------------
 
     def _on_call(self, message: Call) -> None:
-        number, raw_arguments, running = message.number, message.arguments, None
+        timeout_us = -1 if message.timeout_us is None else message.timeout_us
+        number, place, memory, asks = message.number, message.method, message.memory, message.asks
+        self._take(number, place, timeout_us, message.arguments, message.metadata, memory, asks, None)
+
+    def _on_plain_call(self, message: PlainCall) -> None:
+        number, place, timeout_us = message.number, message.method, message.timeout_us
+        self._take(number, place, timeout_us, message.arguments, NIL, None, False, message.tail)
+
+    def _take(
+        self,
+        number: Any,
+        place: Any,
+        timeout_us: Any,
+        raw_arguments: Any,
+        raw_metadata: Any,
+        memory: Any,
+        asks: Any,
+        tail: Any,
+    ) -> None:
+        """Take a Call, whose fields these are (messages.py, framing.PlainCall)."""
+        running = None
         book, server, parting = self.book, self.server, self._parting
         if number in book.calls or number in book.lending:
             book.check_unused(number)
@@ -202,20 +224,23 @@ class Callee(Executing):
             if parting.refusal is not None:
                 raise not_taken(f"the server takes no new calls ({parting.refusal})")
             parting.taken += 1
-            if message.method >= len(self._methods):
-                raise Error(Code.UNIMPLEMENTED, f"there is no method {message.method}")
-            method, function = self._methods[message.method]
+            if place >= len(self._methods):
+                raise Error(Code.UNIMPLEMENTED, f"there is no method {place}")
+            method, function = self._methods[place]
             metadata: Metadata = {}
-            asks = False
-            memory, limits = message.memory, self.limits
+            limits = self.limits
+            if tail is not None and (method.bytes_at < 0 or method.bytes_at != method.count - 1):
+                raw_arguments, tail = with_tail(raw_arguments, tail), None
             received_bytes = len(raw_arguments) + (memory.nbytes if type(memory) is memoryview else 0)
+            if tail is not None:
+                received_bytes += len(tail)
             nbytes = received_bytes
-            if message.metadata is not NIL:
-                metadata, metadata_bytes = decoded(message.metadata, limits)
+            if raw_metadata is not NIL:
+                metadata, metadata_bytes = decoded(raw_metadata, limits)
                 nbytes += metadata_bytes
-                asks = message.asks
-            left_us = message.timeout_us
-            deadline = None if left_us is None else self.loop.time() + left_us / 1e6
+            else:
+                asks = False
+            deadline = None if timeout_us < 0 else self.loop.time() + timeout_us / 1e6
             counter = self._counters[method.number]
             if method.is_limited:
                 deadline = limited(method, counter, deadline, self.loop.time())
@@ -231,7 +256,12 @@ class Callee(Executing):
                     running.packed = Packed(raw_arguments, memory)  # decoded when its memory is taken
                 else:
                     arguments = method.exact(raw_arguments)
+                    if tail is not None:
+                        is_bytes = type(arguments[method.bytes_at]) is bytes
+                        arguments = (*arguments[: method.bytes_at], tail if is_bytes else memoryview(tail))
             except Exception:
+                if tail is not None:
+                    raw_arguments = with_tail(raw_arguments, tail)
                 arguments = method.decode_arguments(raw_arguments)
             if method.kind is _UNARY:
                 book.begin(number, _UNARY, running)

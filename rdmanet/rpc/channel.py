@@ -26,14 +26,15 @@ from typing import Any
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, own
 from rdmanet.rpc.fetching import Fetching
+from rdmanet.rpc.framing import PlainReply, call_head
 from rdmanet.rpc.keepalive import Keepalive
 from rdmanet.rpc.lending import Loans, goes_by_reference, lend, memory_in_message, prepared
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
 from rdmanet.rpc.messages import (
     MAGIC,
+    NIL,
     VERSION,
-    Cancel,
     End,
     Failure,
     Goaway,
@@ -44,7 +45,6 @@ from rdmanet.rpc.messages import (
     OutHello,
     Ping,
     Pong,
-    Release,
     Reply,
     Window,
     check_hello,
@@ -59,9 +59,10 @@ from rdmanet.rpc.stats import Counter, counters_of, ending_of
 from rdmanet.rpc.streaming import Cut, Receiving, Results, Sending, ended, item_of
 from rdmanet.rpc.tails import last_argument
 from rdmanet.rpc.turns import Turns
+from rdmanet.rpc.unary import Calling, Unary
 
 
-class Channel:
+class Channel(Calling):
     """A client's connection.
 
     :param counters: of the methods; None: it has its own
@@ -95,7 +96,7 @@ class Channel:
         self._keepalive_seconds = keepalive
         self._keepalive: Keepalive | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {Hello: self._on_hello}
-        self._places = Turns(self.loop)  # of calls that wait until the book has room for one more
+        self._places = Turns(self.loop)
         self.link = Link(self.loop, limits, self._handlers, self._made, self._lost)
         self.fetching = Fetching(self.link, limits, self._release)
 
@@ -141,6 +142,7 @@ class Channel:
         self._handlers.clear()
         self._handlers |= {
             Reply: self._on_reply,
+            PlainReply: self._on_plain_reply,
             Failure: self._on_failure,
             Item: self._on_item,
             End: self._on_end,
@@ -201,15 +203,17 @@ class Channel:
         method, arguments = call.method, call.arguments
         if 0 <= (at := method.bytes_at) < len(arguments):
             if type(arguments[at]) is bytes and len(arguments[at]) < self.link.tail_bytes:
-                return self._call(call, arguments)  # the quick answer for most
+                return Unary(self, call, arguments)  # the quick answer for most
             if (tail := last_argument(self.link, call, at)) is not None:
-                return self._call(call, (*arguments[:at], b""), tail=tail)
+                return Unary(self, call, (*arguments[:at], b""), tail=tail)
         arguments, loans, are_apart = prepared(self.link, method, arguments)
         if method.brings and not loans:
             packing = Packing(arguments, method.label)
             if packing.nbytes < LEAST_BYTES and not goes_by_reference(self.link, packing.nbytes):
-                return self._call(call, packing.raw, (), memory_in_message(self.link, packing))
+                return Unary(self, call, packing.raw, memory_in_message(self.link, packing))
         elif not loans:
+            if method.stream is None:
+                return Unary(self, call, arguments, apart=are_apart)
             return self._call(call, arguments, apart=are_apart)
         return self._call_lending(call, arguments, loans)
 
@@ -226,29 +230,6 @@ class Channel:
         if self._fitted:
             call = call.fitted(self._fitted)
         return Results(cut := Cut(), functools.partial(self._stream, cut, call))
-
-    def _is_full(self) -> bool:
-        """Whether a call that waits has to wait for another's end."""
-        if len(self.book) >= self.book.calls_max:
-            self._places.pause()
-        return self._places.busy
-
-    async def _turn(self, call: CallDetails) -> None:
-        """Wait until a call can be sent, and send it then before anything else is awaited."""
-        turns, book = self.link.turns, self.book
-        try:
-            async with asyncio.timeout_at(call.deadline):
-                while True:
-                    if call.waits and self._is_full():
-                        await self._places.wait()
-                    if not turns.busy:
-                        return
-                    await turns.wait()
-                    if not call.waits or len(book) < book.calls_max:
-                        return
-        except TimeoutError:
-            is_own = call.waits and self._is_full()  # else the server does not read
-            raise not_begun(own(late()) if is_own else late()) from None
 
     async def _lend(
         self, call: CallDetails, arguments: tuple[Any, ...], loans: Loans, block: contextlib.AsyncExitStack
@@ -297,20 +278,22 @@ class Channel:
             pending.place = self.book.begun
             if self._places.busy:
                 self._is_full()  # for those that were woken with this one
-            message = OutCall(number, there, left_us, arguments)
             if call.response is not None:
                 pending.response = call.response.emptied()
-            if memory is not None or metadata is not None or call.response is not None:
-                message = message.extended(metadata, memory, call.response is not None)
             try:
-                if tail is not None:
-                    length = link.send_tailed(message, tail)
-                elif apart:
-                    length = link.send_apart(message)
-                elif len(self.book) == 1:
-                    length = link.send_alone(message)
+                asks, is_alone = call.response is not None, len(self.book) == 1
+                if memory is None and metadata is None and tail is None and not (asks or apart):
+                    length = link.send_plain(call_head(number, there, left_us), arguments, is_alone)
                 else:
-                    length = link.send(message)
+                    message = OutCall(number, there, left_us, arguments)
+                    if memory is not None or metadata is not None or asks:
+                        message = message.extended(metadata, memory, asks)
+                    if tail is not None:
+                        length = link.send_tailed(message, tail)
+                    else:
+                        length = (
+                            link.send_apart(message) if apart else link.send_plain(b"", message, is_alone)
+                        )
             except BaseException:
                 self.book.withdraw(number)
                 if self._places.busy:
@@ -323,17 +306,6 @@ class Channel:
         pending.counter.sent_bytes += length
         return None if deadline is None else self.loop.call_at(deadline, self._time_is_over, pending)
 
-    def _time_is_over(self, pending: Pending) -> None:
-        if self._abandon(pending):
-            pending.fail(late())
-
-    def _abandon(self, pending: Pending) -> bool:
-        """Nobody waits for the call any more."""
-        if not self.book.abandon(pending.number):
-            return False
-        self.link.send(Cancel(pending.number))
-        return True
-
     async def _call(
         self,
         call: CallDetails,
@@ -345,7 +317,7 @@ class Channel:
     ) -> Any:
         """Make a call with these arguments, buffers as they are sent; `tail` as for `_begin`."""
         method, into = call.method, call.into
-        if self.link.turns.busy or (call.waits and self._is_full()):
+        if self._has_to_wait(call):
             await self._turn(call)
         future: asyncio.Future[Any] = self.loop.create_future()
         counter = self._counters[method.number]
@@ -361,8 +333,7 @@ class Channel:
             try:
                 result = await future
             except asyncio.CancelledError:
-                if not self._abandon(pending) and pending.has_loan:
-                    self._release(pending.number)  # it came in this turn: nobody else will
+                self._gives_up(pending)
                 raise
             if pending.returned:
                 for _, going in loans:
@@ -382,20 +353,17 @@ class Channel:
                 await ended(pumping)
         return result
 
-    def _release(self, number: int) -> None:
-        self.link.send(Release(number))
-
     async def _stream(self, cut: Cut, call: CallDetails) -> AsyncGenerator[Any, None]:
         method, memory = call.method, None
         arguments: Any = call.arguments
         async with contextlib.AsyncExitStack() as block:
             block.enter_context(cut)
-            if self.link.turns.busy or (call.waits and self._is_full()):
+            if self._has_to_wait(call):
                 await self._turn(call)
             if method.buffers or method.brings:
                 arguments, loans, _ = prepared(self.link, method, arguments)
                 arguments, memory = await self._lend(call, arguments, loans, block)
-                if self.link.turns.busy or (call.waits and self._is_full()):  # by others that began meanwhile
+                if self._has_to_wait(call):  # for others that began meanwhile
                     await self._turn(call)
             pending = Pending(method, self.loop.create_future(), self._counters[method.number])
             inflow = Inflow(self.limits.stream_bytes)
@@ -433,31 +401,44 @@ class Channel:
     # -- messages ------------------------------------------------------------------------------------------
 
     def _on_reply(self, message: Reply) -> None:
-        pending = self.book.reply(message.number)
+        number, returned = message.number, message.returned
+        self._take(number, message.result, returned, message.memory, message.metadata, None)
+
+    def _on_plain_reply(self, message: PlainReply) -> None:
+        self._take(message.number, message.result, False, None, NIL, message.tail)
+
+    def _take(self, number: Any, result: Any, returned: Any, memory: Any, metadata: Any, tail: Any) -> None:
+        """Take a Reply, whose fields these are (messages.py, framing.PlainReply)."""
+        pending = self.book.reply(number)
         if self._places.busy:
             self._places.resume()
         if pending is None:
-            self._release(message.number)  # its result may be on loan
+            self._release(number)  # its result may be on loan
             return
-        future, memory = pending.future, message.memory
-        pending.returned = message.returned
-        pending.counter.received_bytes += len(message.result)
+        future = pending.future
+        pending.returned = returned
+        pending.counter.received_bytes += len(result)
+        if tail is not None:
+            pending.counter.received_bytes += len(tail)
         if type(memory) is memoryview:
             pending.counter.received_bytes += memory.nbytes
         if future.done():
             if pending.method.result_is_apart:
-                self._release(message.number)
+                self._release(number)
             return
-        if pending.response is not None and not pending.heard(message, self.limits):
-            self._release(message.number)
+        if pending.response is not None and not pending.heard(metadata, self.limits):
+            self._release(number)
             return
         if memory is not None:
             if pending.method.result_brings:
-                future.set_result(Packed(message.result, memory))
+                future.set_result(Packed(result, memory))
                 return
-            self._release(message.number)  # that of what this version does not know
+            self._release(number)  # that of what this version does not know
         try:
-            future.set_result(pending.method.decode_result(message.result, self._most))
+            if tail is None:
+                future.set_result(pending.method.decode_result(result, self._most))
+            else:
+                future.set_result(pending.method.tailed_result(result, tail, self._most))
         except BaseException as exc:  # also what the constructor of a class has raised
             pending.fail(exc)
             if isinstance(exc, ENDS_THE_PROGRAM):
@@ -483,7 +464,11 @@ class Channel:
         pending = self.book.end(message.number)
         if self._places.busy:
             self._places.resume()
-        if pending is not None and pending.received is not None and pending.heard(message, self.limits):
+        if (
+            pending is not None
+            and pending.received is not None
+            and pending.heard(message.metadata, self.limits)
+        ):
             if not pending.future.done():
                 pending.future.set_result(None)
             pending.received.finish()

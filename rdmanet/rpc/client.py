@@ -8,22 +8,17 @@ the place of that, and one with interceptors an `Intercepted` (client_intercepto
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import datetime  # noqa: F401  before msgspec, see credit.py
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
-
-import msgspec
 
 from rdmanet.base import watching
 from rdmanet.base.call_accounts import CallsInfo
 from rdmanet.errors import shown
 from rdmanet.rpc import context, endpoints
-from rdmanet.rpc.call_metadata import Metadata, checked_metadata
+from rdmanet.rpc.call_metadata import checked_metadata
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.client_interceptors import Caller, Intercepted
-from rdmanet.rpc.context import CURRENT, deadline_in
 from rdmanet.rpc.dialing import Address, Weighted, first_of
 from rdmanet.rpc.errors import no_connection
 from rdmanet.rpc.explaining import of_client
@@ -32,16 +27,14 @@ from rdmanet.rpc.keepalive import checked_keepalive
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.lending_objects import LendingChannel
 from rdmanet.rpc.limits import DEFAULT, Limits, seconds
-from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.peers import Peer
-from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.pool import Pool
 from rdmanet.rpc.resolving import Resolver, Servers, addresses_of
 from rdmanet.rpc.response import Response
 from rdmanet.rpc.retry import OF_SEVERAL, Retry
 from rdmanet.rpc.schema import Schema, Service, schema_of
 from rdmanet.rpc.stats import Counter, MethodStats, counted, counters_of
-from rdmanet.rpc.streaming import Cut, Results
+from rdmanet.rpc.stubs import Bound, Options, stub
 from rdmanet.rpc.totals import keep
 
 __all__ = ["connect", "explain", "options", "peer", "stats", "take_back"]
@@ -118,7 +111,7 @@ def connect(
     """
 
     async def opened() -> _S:
-        options = _Options(seconds(timeout), wait)
+        options = Options(seconds(timeout), wait)
         schema = schema_of(service)
         resolver = host if isinstance(host, Resolver) else None
         how = (retry or _RETRY) if resolver is not None or lazy else retry
@@ -239,7 +232,7 @@ def options(
             f"rpc.options: response={shown(response)} is no rpc.Response: make one, rpc.Response()"
         )
     before, limits = this._options, this._limits
-    changed = _Options(
+    changed = Options(
         before.timeout if timeout is _SAME else seconds(timeout),
         before.wait if wait is _SAME else wait,
         before.metadata if metadata is _SAME else checked_metadata(metadata, limits.metadata_bytes),
@@ -332,16 +325,6 @@ def _no_port(port: int | None) -> None:
 # ---- The object that has the methods ------------------------------------------------------------------------
 
 
-class _Options(msgspec.Struct, frozen=True):
-    """What `options` can change."""
-
-    timeout: float | None = None
-    wait: bool = False
-    metadata: Metadata | None = None
-    into: Into | None = None
-    response: Response | None = None
-
-
 class Known:
     """What makes a client's calls, known to who looks at the process while the client or a copy of it lives."""
 
@@ -358,22 +341,21 @@ def _told(known: Known) -> CallsInfo | None:
     return of_client(known.caller)
 
 
-class _Client(Generic[_S]):
+class _Client(Bound, Generic[_S]):
     """What `connect` gives. Its subclasses have the methods."""
 
-    __slots__ = ("_caller", "_counters", "_known", "_limits", "_options")
+    __slots__ = ("_counters", "_known", "_limits")
 
     def __init__(
         self,
         caller: Caller,
-        options: _Options,
+        options: Options,
         limits: Limits,
         counters: list[Counter],
         known: Known | None = None,
     ) -> None:
-        self._caller = caller
+        super().__init__(caller, options)
         self._known = known
-        self._options = options
         self._limits = limits
         self._counters = counters
 
@@ -396,52 +378,13 @@ class _Client(Generic[_S]):
 
 def client_of(caller: Caller, limits: Limits, counters: list[Counter]) -> Any:
     """A client of the service that this calls."""
-    return _client_class(caller.schema)(caller, _Options(), limits, counters)
+    return _client_class(caller.schema)(caller, Options(), limits, counters)
 
 
 def _client_class(schema: Schema) -> type[_Client[Any]]:
     found: type[_Client[Any]] | None = vars(schema).get("client_class")
     if found is None:
-        methods = {name: _stub(method) for name, method in schema.methods.items()}
+        methods = {name: stub(method) for name, method in schema.methods.items()}
         found = type(f"{schema.name}Client", (_Client,), {"__slots__": (), **methods})
         vars(schema)["client_class"] = found
     return found
-
-
-async def _heard(caller: Caller, details: CallDetails, response: Response) -> Any:
-    """A call whose `Response` is filled in while it runs."""
-    with response.during_call():
-        return await caller.unary(details)
-
-
-def _heard_items(caller: Caller, details: CallDetails, response: Response) -> Results:
-    async def heard() -> AsyncGenerator[Any, None]:
-        with cut, response.during_call():
-            async with contextlib.aclosing(caller.stream(details)) as items:
-                async for item in items:
-                    yield item
-
-    return Results(cut := Cut(), heard)
-
-
-def _stub(method: Method) -> Callable[..., Any]:
-    streams_back = method.kind in (Kind.SERVER_STREAM, Kind.BOTH)
-
-    def call(self: _Client[Any], /, *arguments: Any, **by_name: Any) -> Any:
-        options, stream, deadline = self._options, None, None
-        if by_name or len(arguments) != method.count:
-            arguments, stream = method.bind(arguments, by_name)
-        if options.into is not None:
-            options.into.check(method)
-        if options.timeout is not None or CURRENT.get() is not None:
-            deadline = deadline_in(options.timeout)
-        metadata, into, wait, response = options.metadata, options.into, options.wait, options.response
-        details = CallDetails(method, arguments, stream, deadline, metadata, into, wait, response)
-        if response is not None:
-            heard = _heard_items if streams_back else _heard
-            return heard(self._caller, details, response)
-        return self._caller.stream(details) if streams_back else self._caller.unary(details)
-
-    call.__name__, call.__qualname__, call.__doc__ = method.name, method.label, method.function.__doc__
-    call.__wrapped__ = method.function  # type: ignore[attr-defined]  # inspect.signature() asks for it
-    return call

@@ -11,3 +11,4 @@ cdef class Coded:
     cdef object _result, _result_scale
     cdef Py_ssize_t _weighed_result_bytes
     cpdef decode_result(self, object raw, object most)
+    cpdef tailed_result(self, bytes raw, bytes tail, object most)

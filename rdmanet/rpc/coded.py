@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from rdmanet.rpc.errors import Code, Error
+from rdmanet.rpc.framing import with_tail
 
 
 class Coded:
@@ -53,6 +54,12 @@ class Coded:
             return self._result(raw)
         except Exception as exc:
             raise self.wrong_result(exc) from None
+
+    def tailed_result(self, raw: bytes, tail: bytes, most: int) -> Any:
+        """The same as `decode_result`, for a result that has come as a tail (framing.PlainReply)."""
+        if not self.result_is_buffer or self.result_is_array:
+            return self.decode_result(with_tail(raw, tail), most)
+        return tail if type(self.decode_result(raw, most)) is bytes else memoryview(tail)
 
     def wrong_result(self, exc: BaseException) -> Error:
         """The error for a result that is not of its type."""

@@ -14,6 +14,7 @@ class Frames:
     """Takes what a connection receives, and gives what the bodies in it decode to."""
 
     budget: float
+    gives_plain: bool
     unfinished_bytes: int
     def __init__(
         self, decode: Callable[[Any], Any], message_bytes: int, first_bytes: int | None = None
@@ -40,5 +41,30 @@ class Frames:
 def is_kept(memory: object) -> bool:
     """Whether it is the memory of a body that is used again when nobody else refers to it."""
 
-def framed(body: bytes) -> bytes:
+def framed(body: bytes, head: bytes = b"") -> bytes:
     """A body with its length before it."""
+
+class PlainCall:
+    """A Call without metadata and memory."""
+
+    number: int
+    method: int
+    timeout_us: int
+    arguments: bytes | memoryview
+    tail: bytes | None
+
+class PlainReply:
+    """A Reply with a result, and no more."""
+
+    number: int
+    result: bytes | memoryview
+    tail: bytes | None
+
+def call_head(number: int, method: int, timeout_us: int | None) -> bytes:
+    """A Call until its arguments, if nothing follows these."""
+
+def reply_head(number: int) -> bytes:
+    """A Reply until its result, if nothing follows that."""
+
+def with_tail(value: bytes, tail: bytes) -> bytes:
+    """An argument list, or a result, in msgpack, with the tail in its place."""

@@ -13,13 +13,17 @@ read-only view of that memory, by whose `obj` an array gets it; what views msgsp
 Of bodies of KEPT_LEAST and more the process keeps the last few, for the next ones: the allocator gives what is freed
 beyond some megabytes back to the kernel, and new pages cost more than what is read into them. A body that somebody
 refers to is not used again. Larger ones are kept by `unfilled` itself.
+
+The two messages that each call has are read in plain.pxi, and the others by msgspec.
 """
 
 import math
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.string cimport memcpy
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy, memset
 
 import msgspec
 
@@ -55,6 +59,7 @@ cdef class Frames:
     :param decode: makes a message of a body
     :param message_bytes: the longest body that is accepted
     :param first_bytes: the same for the first message
+    :ivar gives_plain: whether it gives PlainCall and PlainReply, too
     :ivar budget: the cost of the messages that `feed` may still give (COST_BYTES). It gives one more, whatever that
         costs, as long as this is not used up
     :ivar unfinished_bytes: of a body of LONG_BYTES or more that is not all there, these are, with their huge pages
@@ -69,6 +74,7 @@ cdef class Frames:
         self._rest = b""
         self._at = 0
         self._body = None
+        self._head = self._tail = None
         self._length = self._have = 0
 
     @property
@@ -135,9 +141,13 @@ cdef class Frames:
             if self._have < self._length:
                 return 0
             body, self._body = self._body, None
-            message = self._decode(body)
-            if self._length >= C_LONG_BYTES:
-                view_memory(message, body)
+            if self._tail is not None:
+                message = tailed(self._head, self._tail)
+                self._head = self._tail = None
+            else:
+                message = self._decode(body)
+                if self._length >= C_LONG_BYTES:
+                    view_memory(message, body)
             messages.append(message)
             self.budget -= 1 + self._length // C_COST_BYTES
             self._most = self._message_bytes
@@ -151,13 +161,12 @@ cdef class Frames:
                     f"the peer announces a message of {length} bytes: the limit {name} is {self._most}"
                 )
             if end - at < length:
-                self._begin(memoryview(data)[at:], length)
+                self._begin(data, received, at, end, length)
                 return 0
-            if length < COPIED_BYTES:
-                body = PyBytes_FromStringAndSize(<const char *>received + at, length)
-            else:
-                body = memoryview(data)[at : at + length]
-            messages.append(self._decode(body))
+            message = plain_message(data, received, at, length) if self.gives_plain else None
+            if message is None:
+                message = self._decode(part_of(data, received, at, length))
+            messages.append(message)
             self.budget -= 1 + length // C_COST_BYTES
             at += length
             self._most = self._message_bytes
@@ -167,20 +176,36 @@ cdef class Frames:
             self._rest = PyBytes_FromStringAndSize(<const char *>received + at, end - at)
         return 0
 
-    cdef int _begin(self, received, Py_ssize_t length) except -1:
+    cdef int _begin(self, data, const unsigned char *received, Py_ssize_t at, Py_ssize_t end,
+                    Py_ssize_t length) except -1:
         """The first bytes of a body of this length have come."""
-        cdef Py_ssize_t before = -length % ALIGN
+        cdef Py_ssize_t before = -length % ALIGN, head = 0
+        if self.gives_plain and length < KEPT_LEAST:
+            head = tail_begins(received + at, received + end, length)
         try:
-            memory = kept_memory(before + length) if length >= KEPT_LEAST else unfilled(before + length)
-            self._body = memoryview(memory)[before : before + length]
+            if head:
+                self._head = PyBytes_FromStringAndSize(<const char *>received + at, head)
+                self._tail = PyBytes_FromStringAndSize(NULL, length - head)
+                self._body = memoryview(Filling(self._tail))
+            else:
+                memory = kept_memory(before + length) if length >= KEPT_LEAST else unfilled(before + length)
+                self._body = memoryview(memory)[before : before + length]
         except MemoryError:
             raise ProtocolError(
                 f"the peer announces a message of {length} bytes: there is no memory for it"
             ) from None
-        self._length, self._have = length, 0
-        self._body[: len(received)] = received
-        self.came(len(received))
+        self._length, self._have = length - head, 0
+        at += head
+        self._body[: end - at] = memoryview(data)[at:end]
+        self.came(end - at)
         return 0
+
+
+cdef part_of(data, const unsigned char *received, Py_ssize_t at, Py_ssize_t length):
+    """So many of the bytes that were received."""
+    if length < COPIED_BYTES:
+        return PyBytes_FromStringAndSize(<const char *>received + at, length)
+    return memoryview(data)[at : at + length]
 
 
 cdef kept_memory(Py_ssize_t nbytes):
@@ -204,13 +229,17 @@ def is_kept(memory):
     return any([memory is each for each in kept])
 
 
-cpdef bytes framed(bytes body):
-    """A body with its length before it."""
-    cdef Py_ssize_t length = PyBytes_GET_SIZE(body)
+cpdef bytes framed(bytes body, bytes head=b""):
+    """A body with its length before it.
+
+    :param head: begins the body
+    """
+    cdef Py_ssize_t first = PyBytes_GET_SIZE(head), length = first + PyBytes_GET_SIZE(body)
     cdef bytes frame = PyBytes_FromStringAndSize(NULL, C_HEADER_BYTES + length)
     cdef unsigned char *start = <unsigned char *>PyBytes_AS_STRING(frame)
     start[0], start[1], start[2], start[3] = length >> 24 & 255, length >> 16 & 255, length >> 8 & 255, length & 255
-    memcpy(start + C_HEADER_BYTES, PyBytes_AS_STRING(body), length)
+    memcpy(start + C_HEADER_BYTES, PyBytes_AS_STRING(head), first)
+    memcpy(start + C_HEADER_BYTES + first, PyBytes_AS_STRING(body), length - first)
     return frame
 
 
@@ -227,3 +256,6 @@ cdef int view_memory(message, body) except -1:
             PyBuffer_Release(&whole)
             setattr(message, name, body[start : start + length].toreadonly())
     return 0
+
+
+include "plain.pxi"

@@ -20,7 +20,8 @@ cdef class Messenger:
     cdef Py_ssize_t _unfinished_bytes, _collected_bytes
     cdef bint _is_reading, _has_had_turn, _in_turn, _had_one
     cpdef send(self, object message, object body=*)
-    cpdef send_alone(self, object message)
+    cpdef send_plain(self, bytes head, object value, bint is_alone)
+    cdef _send(self, bytes frame)
     cpdef send_tailed(self, object message, object tail)
     cpdef _flush(self)
     cpdef _handle(self, object data=*)

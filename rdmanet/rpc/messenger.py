@@ -88,6 +88,7 @@ class Messenger:
         self.turns = Turns(loop)
         self._framer = Framer(limits.message_bytes, HELLO_BYTES if is_server else limits.message_bytes)
         self._framer.budget = TURN_COST
+        self._framer.gives_plain = True
         self._handlers = handlers
         self._is_server = is_server
         self._on_unfinished = on_unfinished
@@ -100,7 +101,7 @@ class Messenger:
         self._collected_bytes = 0
         self._before: LongWrites | None = None  # a long message: what is written goes behind that
 
-    def send(self, message: msgspec.Struct, body: bytes | bytearray | memoryview | None = None) -> int:
+    def send(self, message: Any, body: bytes | bytearray | memoryview | None = None) -> int:
         """Send a message; returns the length of its body. Once the connection is over, it goes nowhere.
 
         :param body: it, if it is encoded already; nobody changes it any more
@@ -117,28 +118,38 @@ class Messenger:
         if length > COLLECT_BYTES:
             self._flush()
             self._write((length.to_bytes(HEADER_BYTES, "big"), body))
-        elif self._in_turn:
-            self._collected.append(framed(bytes(body)))
-            self._collected_bytes += length
+        else:
+            self._send(framed(bytes(body)))
+        return length
+
+    def _send(self, frame: bytes) -> None:
+        """Write a short frame now, or at the end of the turn."""
+        if self._in_turn:
+            self._collected.append(frame)
+            self._collected_bytes += len(frame)
             if self._collected_bytes > COLLECT_BYTES:
                 self._flush()
         else:
             self._in_turn = True
             self.loop.call_soon(self._turn_ends)
-            (self.transport if self._before is None else self._before).write(framed(bytes(body)))
-        return length
+            (self.transport if self._before is None else self._before).write(frame)
 
-    def send_alone(self, message: msgspec.Struct) -> int:
-        """The same as `send` for the only call of the connection, or the answer to the only one."""
-        if self._in_turn or not self._had_one:
-            return self.send(message)
-        body = encode(message)
-        length = len(body)
+    def send_plain(self, head: bytes, value: Any, is_alone: bool) -> int:
+        """The same as `send` for a Call or Reply of which `call_head` or `reply_head` has made the beginning.
+
+        :param is_alone: it is the only call of the connection, or the answer to the only one
+        """
+        body = encode(value)
+        length = len(head) + len(body)
         if length > COLLECT_BYTES or length > self.longest or self.is_over:
-            return self.send(message, body)
-        if not self._has_had_turn:
-            self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
-        (self.transport if self._before is None else self._before).write(framed(body))
+            return self.send(None, head + body)
+        frame = framed(body, head)
+        if is_alone and self._had_one and not self._in_turn:
+            if not self._has_had_turn:
+                self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
+            (self.transport if self._before is None else self._before).write(frame)
+        else:
+            self._send(frame)
         return length
 
     def send_tailed(self, message: msgspec.Struct, tail: bytes | memoryview) -> int:
@@ -239,7 +250,8 @@ class Messenger:
             for message in messages:
                 handler = handlers.get(type(message))
                 if handler is None:
-                    raise ProtocolError(f"the peer may not send {type(message).__name__}")
+                    name = type(message).__name__.removeprefix("Plain")
+                    raise ProtocolError(f"the peer may not send {name}")
                 handler(message)
                 if self.is_over:
                     return

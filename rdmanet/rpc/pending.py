@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec import Raw
+
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.beginning import BEGINNING
 from rdmanet.rpc.call_metadata import Metadata
@@ -15,7 +17,7 @@ from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, code_of, not_taken
 from rdmanet.rpc.lending import Into, loan_of
 from rdmanet.rpc.limits import Limits
 from rdmanet.rpc.link import Link
-from rdmanet.rpc.messages import NIL, End, Failure, Initial, OutEnd, Reply
+from rdmanet.rpc.messages import NIL, Failure, Initial, OutEnd
 from rdmanet.rpc.method import Method
 from rdmanet.rpc.response import Response
 from rdmanet.rpc.stats import Counter
@@ -133,11 +135,11 @@ class Pending:
             return _refused("initial", exc)
         return None
 
-    def heard(self, answer: Reply | End, limits: Limits) -> bool:
+    def heard(self, metadata: Raw, limits: Limits) -> bool:
         """Take the metadata of an answer. False: it is refused, and the call has failed."""
-        if self.response is not None and answer.metadata is not NIL:
+        if self.response is not None and metadata is not NIL:
             try:
-                self.response.take_trailing(answer.metadata, limits)
+                self.response.take_trailing(metadata, limits)
             except Error as exc:
                 self.fail(_refused("trailing", exc))
                 return False

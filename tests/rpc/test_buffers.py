@@ -10,9 +10,10 @@ from net import Journal, Net, bindings, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending, messenger
+from rdmanet.rpc.framing import PlainReply
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.link import LOANS_MOST, Link
-from rdmanet.rpc.messages import OutItem, Reply, encode
+from rdmanet.rpc.messages import OutItem, encode
 from rdmanet.rpc.messenger import COLLECT_BYTES
 from rdmanet.rpc.reads import read_offer
 from tests.support.waiting import begin
@@ -284,18 +285,18 @@ async def test_a_caller_that_is_cancelled_in_the_turn_of_its_answer_releases_it(
     service.memory = pattern(2_000_000)
     client, server = await net.pair(service, limits=rpc.Limits(lent_seconds=3600))
     link = channel(client).link
-    original = link._handlers[Reply]
+    original = link._handlers[PlainReply]
 
-    def on_reply(message: Reply) -> None:
+    def on_reply(message: PlainReply) -> None:
         original(message)
         call.cancel()
 
     for method in (client.get, client.lend):
-        link._handlers[Reply] = on_reply  # type: ignore[index]
+        link._handlers[PlainReply] = on_reply  # type: ignore[index]
         (call,) = await begin(method(2_000_000))
         with pytest.raises(asyncio.CancelledError):
             await call
-        link._handlers[Reply] = original  # type: ignore[index]
+        link._handlers[PlainReply] = original  # type: ignore[index]
         await idle(server)
         assert nothing_is_lent(net, client, server)
 

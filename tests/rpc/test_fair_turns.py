@@ -10,7 +10,8 @@ from net import Net, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import link, messenger
-from rdmanet.rpc.messages import Call, Cancel, Framer, OutItem, OutReply, Ping, Release, frame
+from rdmanet.rpc.framing import PlainCall, reply_head
+from rdmanet.rpc.messages import Cancel, Framer, OutItem, Ping, Release, frame
 from tests.support.waiting import loop_turns
 
 
@@ -64,8 +65,8 @@ async def test_calls_and_answers_come_in_turns(net: Net, bounded: bool, monkeypa
     client = await net.connect(Adder, server, limits=rpc.Limits(calls=3000))
     await client.add(0)
     at_server, at_client = Turns(), Turns()
-    watched(callee(server).link._handlers, "Call", at_server)
-    watched(channel(client).link._handlers, "Reply", at_client)
+    watched(callee(server).link._handlers, "PlainCall", at_server)
+    watched(channel(client).link._handlers, "PlainReply", at_client)
     for _ in range(3):
         assert await asyncio.gather(*map(client.add, range(3000))) == list(range(1, 3001))
     at_server.end()
@@ -108,7 +109,7 @@ async def test_answers_at_once(net: Net, nbytes: int, monkeypatch: pytest.Monkey
     client, server = await net.pair(Adder())
     await client.put(b"")
     here = callee(server).link
-    here._handlers[Call] = lambda call: here.send_alone(OutReply(call.number, 7))  # type: ignore[index]
+    here._handlers[PlainCall] = lambda call: here.send_plain(reply_head(call.number), 7, True)  # type: ignore[index]
     turns: list[link.Link] = []
     turn_ends = link.Link._turn_ends
     monkeypatch.setattr(link.Link, "_turn_ends", lambda this: turns.append(this) or turn_ends(this))
@@ -120,7 +121,7 @@ async def test_messages_of_many_bytes_count_more(net: Net):
     client, server = await net.pair(Adder())
     await client.add(0)
     turns = Turns()
-    watched(callee(server).link._handlers, "Call", turns)
+    watched(callee(server).link._handlers, "PlainCall", turns)
     data = bytes(20 << 10)
     assert await asyncio.gather(*(client.put(data) for _ in range(400))) == [20 << 10] * 400
     turns.end()

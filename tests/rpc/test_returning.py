@@ -8,6 +8,7 @@ from net import Net, bindings, callee, channel, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code, lending
+from rdmanet.rpc.framing import PlainReply
 from rdmanet.rpc.lending import LEND_BYTES
 from rdmanet.rpc.messages import Reply
 from tests.rpc.keeper import keep, read_by_force
@@ -47,13 +48,13 @@ def replies(client: rpc.Service) -> list[bool]:
     """What the Replies to a client will say."""
     said: list[bool] = []
     handlers: Any = channel(client)._handlers
-    before = handlers[Reply]
+    before = dict(handlers)
 
-    def on_reply(message: Reply) -> None:
-        said.append(message.returned)
-        before(message)
+    def on_reply(message: Reply | PlainReply) -> None:
+        said.append(isinstance(message, Reply) and message.returned)
+        before[type(message)](message)
 
-    handlers[Reply] = on_reply
+    handlers[Reply] = handlers[PlainReply] = on_reply
     return said
 
 

@@ -1,0 +1,267 @@
+# cython: language_level=3, nonecheck=True, auto_pickle=False
+"""A call that has one result, as its caller awaits it: without a coroutine, whose frame would be resumed each time.
+
+Theory
+------
+A coroutine function that sends a message, awaits a future and returns what has come takes longer than the message does.
+So `Unary` is what a coroutine is, for whoever awaits it: it has `send`, `throw` and `close`, and a task can run it. Its
+first step begins the call, and gives the future; the next one is the last. If more has to be awaited, before the call
+is sent or after its answer has come, a coroutine does that, and this passes everything on to it.
+
+CPython runs a coroutine by `am_send`, which returns a result without an exception. Cython has no way to define that; so
+it is put into the type here.
+"""
+
+import warnings
+from asyncio import CancelledError, timeout_at
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
+from rdmanet.rpc.errors import late, not_begun, own
+from rdmanet.rpc.messages import Cancel, Release
+from rdmanet.rpc.stats import ending_of
+
+from rdmanet.rpc.coded cimport Coded
+from rdmanet.rpc.stats cimport Counter
+
+cdef extern from "Python.h":
+    int PyIter_Send(object, PyObject *, PyObject **) except -1
+
+cdef extern from *:
+    """
+    static void rn_give_am_send(PyObject *type, void *send)
+    {
+        ((PyTypeObject *)type)->tp_as_async->am_send = (sendfunc)send;
+    }
+    """
+    void rn_give_am_send(object type, void *send)
+
+cdef enum:
+    RETURNS = 0                     # PYGEN_RETURN
+    YIELDS = 1                      # PYGEN_NEXT
+
+
+cdef class Calling:
+    """What makes calls on a connection: when one may be sent, and what becomes of one that nobody waits for any more.
+
+    channel.py has the rest.
+
+    :ivar link: the protocol of the connection's transport
+    :ivar book: its unfinished calls
+    :ivar fetching: takes results that are not all in their messages
+    """
+
+    cpdef bint _is_full(self) except -1:
+        """Whether a call that waits has to wait for another's end."""
+        if len(self.book) >= self.book.calls_max:
+            self._places.pause()
+        return self._places.busy
+
+    cpdef bint _has_to_wait(self, CallDetails call) except -1:
+        """Whether the call has to wait for its turn before it can be sent."""
+        return self.link.turns.busy or (call.waits and self._is_full())
+
+    async def _turn(self, CallDetails call):
+        """Wait until a call can be sent, and send it then before anything else is awaited."""
+        turns, book = self.link.turns, self.book
+        try:
+            async with timeout_at(call.deadline):
+                while True:
+                    if call.waits and self._is_full():
+                        await self._places.wait()
+                    if not turns.busy:
+                        return
+                    await turns.wait()
+                    if not call.waits or len(book) < book.calls_max:
+                        return
+        except TimeoutError:
+            is_own = call.waits and self._is_full()  # else the server does not read
+            raise not_begun(own(late()) if is_own else late()) from None
+
+    cpdef _begin(self, Pending pending, CallDetails call, object arguments, object memory=None, object inflow=None,
+                 object outflow=None, bint apart=False, object tail=None):
+        """Send it. Returns the timer of its deadline, or None."""
+        raise NotImplementedError
+
+    def _abandon(self, Pending pending):
+        """Nobody waits for the call any more. False: its answer has come."""
+        if not self.book.abandon(pending.number):
+            return False
+        self.link.send(Cancel(pending.number))
+        return True
+
+    def _time_is_over(self, Pending pending):
+        if self._abandon(pending):
+            pending.fail(late())
+
+    cpdef _gives_up(self, Pending pending):
+        """Its caller was cancelled."""
+        if not self._abandon(pending) and pending.has_loan:
+            self._release(pending.number)  # it came in this turn: nobody else will
+
+    def _release(self, number):
+        """The result of this call is not needed any more."""
+        self.link.send(Release(number))
+
+    async def _fetched(self, Pending pending, result, deadline, timer):
+        """The end of a call of which an answer has come: the result, which may still have to be read."""
+        counter = pending.counter
+        try:
+            found = await self.fetching.take(pending, result, deadline)
+            counter.ok += 1
+            counter.seconds += self.link.heard_at - pending.begun_at
+        except BaseException as exc:
+            counter.count_failed(ending_of(exc), self.loop.time() - pending.begun_at)
+            raise
+        finally:
+            del pending  # which has the error, and that has this frame
+            if timer is not None:
+                timer.cancel()
+        return found
+
+
+@cython.final
+cdef class Unary:
+    """A call that has one result. It begins when it is awaited.
+
+    :param arguments: as they are sent, with `memory`, `apart` and `tail` (Channel._begin)
+    """
+
+    def __init__(self, Calling calling, CallDetails call, arguments, memory=None, bint apart=False, tail=None):
+        self._calling = calling
+        self._call = call
+        self._arguments = arguments
+        self._memory = memory
+        self._apart = apart
+        self._tail = tail
+
+    cdef int step(self, value, PyObject **outcome) except -1:
+        if self._pending is not None:
+            return self._ends(outcome)
+        if self._rest is not None:
+            return self._goes_on(value, outcome)
+        return self._begins(outcome)
+
+    cdef int _begins(self, PyObject **outcome) except -1:
+        cdef CallDetails call = self._call
+        cdef Calling calling = self._calling
+        cdef Pending pending
+        cdef Coded method = call.method
+        if self._has_begun:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        self._has_begun = True
+        if calling._has_to_wait(call):
+            self._rest = calling._call(call, self._arguments, (), self._memory, self._apart, self._tail)
+            return self._goes_on(None, outcome)
+        future = calling.loop.create_future()
+        pending = Pending(method, future, calling._counters[method.number], call.into)
+        self._timer = calling._begin(
+            pending, call, self._arguments, self._memory, None, None, self._apart, self._tail
+        )
+        self._pending = pending
+        self._arguments = self._memory = self._tail = None
+        future._asyncio_future_blocking = True
+        Py_INCREF(future)
+        outcome[0] = <PyObject *>future
+        return YIELDS
+
+    cdef int _ends(self, PyObject **outcome) except -1:
+        cdef Pending pending = self._pending
+        cdef Counter counter = pending.counter
+        self._pending = None
+        try:
+            result = pending.future.result()
+            if pending.method.result_is_apart and type(result) is not bytes:
+                self._rest = self._calling._fetched(pending, result, self._call.deadline, self._timer)
+                self._timer = None
+                return self._goes_on(None, outcome)
+        except BaseException as exc:
+            self._has_failed(pending, exc)
+            raise
+        counter.ok += 1
+        counter.seconds += self._calling.link.heard_at - pending.begun_at
+        if self._timer is not None:
+            self._timer.cancel()
+        Py_INCREF(result)
+        outcome[0] = <PyObject *>result
+        return RETURNS
+
+    cdef int _goes_on(self, value, PyObject **outcome) except -1:
+        return PyIter_Send(self._rest, <PyObject *>value, outcome)
+
+    cdef int _has_failed(self, Pending pending, error) except -1:
+        pending.counter.count_failed(ending_of(error), self._calling.loop.time() - pending.begun_at)
+        if self._timer is not None:
+            self._timer.cancel()
+        return 0
+
+    # -- as a coroutine's ----------------------------------------------------------------------------------
+
+    @property
+    def __name__(self):
+        return self._call.method.name
+
+    @property
+    def __qualname__(self):
+        return self._call.method.label
+
+    def __await__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """As a coroutine's."""
+        cdef PyObject *outcome = NULL
+        cdef int state = self.step(value, &outcome)
+        found = <object>outcome
+        Py_DECREF(found)
+        if state == RETURNS:
+            raise StopIteration(found)
+        return found
+
+    def throw(self, kind, value=None, traceback=None):
+        """As a coroutine's."""
+        cdef Pending pending = self._pending
+        self._has_begun = True
+        if pending is None and self._rest is not None:
+            return self._rest.throw(kind, value, traceback)
+        error = kind if isinstance(kind, BaseException) else value
+        if not isinstance(error, BaseException):
+            error = kind() if error is None else kind(error)
+        if pending is not None:
+            self._pending = None
+            if isinstance(error, CancelledError):
+                self._calling._gives_up(pending)
+            self._has_failed(pending, error)
+        try:
+            raise error
+        finally:
+            del error  # whose traceback has this frame
+
+    def close(self):
+        """As a coroutine's."""
+        cdef Pending pending = self._pending
+        self._has_begun = True
+        if pending is not None:
+            self._pending = None
+            self._has_failed(pending, GeneratorExit())
+        elif self._rest is not None:
+            self._rest.close()
+
+    def __del__(self):
+        if not self._has_begun:
+            warnings.warn(f"coroutine '{self._call.method.label}' was never awaited", RuntimeWarning, stacklevel=1)
+        elif self._pending is not None:
+            self.close()
+
+
+cdef int send(Unary self, object value, PyObject **outcome) except -1:
+    outcome[0] = NULL
+    return self.step(value, outcome)
+
+
+rn_give_am_send(Unary, <void *>send)
