@@ -326,9 +326,9 @@ def generator_of(iterator):
 
 
 cdef bint has_attributes(task) except -1:
-    """Whether attributes have been given to a task."""
+    """Whether attributes have been given to a task. In Python 3.14 each has a dictionary once that is looked for."""
     cdef PyObject **attributes = _PyObject_GetDictPtr(task)
-    return attributes != NULL and attributes[0] != NULL
+    return attributes != NULL and attributes[0] != NULL and len(<dict>attributes[0]) > 0
 
 
 cdef object error_of(kind, value):
