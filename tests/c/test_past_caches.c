@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copying past the caches: every byte comes, and none beside them, however the two lie. */
+/* Copying past the caches, and line by line: every byte comes, and none beside them, however the two lie. */
 #include "harness.h"
 
 #include "responder/stream.h"
@@ -18,15 +18,22 @@ static void fill(void)
 	}
 }
 
-static void expect_copy(size_t skip_to, size_t skip_from, size_t length)
+typedef void copy(char *to, const char *from, size_t length);
+
+static void expect_copy_by(copy *copy, size_t skip_to, size_t skip_from, size_t length)
 {
 	memset(to, UNTOUCHED, sizeof(to));
-	rn_stream_copy((char *)to + skip_to, (const char *)from + skip_from, length);
+	copy((char *)to + skip_to, (const char *)from + skip_from, length);
 	CHECK(!memcmp(to + skip_to, from + skip_from, length));
 	for (size_t i = 0; i < skip_to; i++)
 		CHECK_EQ(to[i], UNTOUCHED);
 	for (size_t i = skip_to + length; i < sizeof(to); i++)
 		CHECK_EQ(to[i], UNTOUCHED);
+}
+
+static void expect_copy(size_t skip_to, size_t skip_from, size_t length)
+{
+	expect_copy_by(rn_stream_copy, skip_to, skip_from, length);
 }
 
 static void every_alignment(void)
@@ -45,10 +52,36 @@ static void every_length(void)
 			expect_copy(5, 3, blocks * 16384 - 65 + more);
 }
 
+static void line_by_line(void)
+{
+	for (size_t skip_to = 0; skip_to <= EDGE; skip_to += 3)
+		for (size_t length = RN_LINE; length < 5 * RN_LINE; length++)
+			expect_copy_by(rn_copy_lines, skip_to, length % EDGE, length);
+	for (size_t skip_to = 0; skip_to <= EDGE; skip_to += 7)
+		for (size_t skip_from = 0; skip_from <= EDGE; skip_from += 9)
+			expect_copy_by(rn_copy_bytes, skip_to, skip_from, 40 * 1024 + skip_to);
+}
+
+/* Where the two overlap. */
+static void like_memmove(void)
+{
+	enum { LENGTH = 8192 };
+
+	for (int apart = -LENGTH - 1; apart <= LENGTH + 1; apart += 31) {
+		char *at = (char *)to + LENGTH + EDGE;
+
+		memcpy(at, from, LENGTH);
+		rn_copy_bytes(at + apart, at, LENGTH);
+		CHECK(!memcmp(at + apart, from, LENGTH));
+	}
+}
+
 int main(void)
 {
 	fill();
 	RUN(every_alignment);
 	RUN(every_length);
+	RUN(line_by_line);
+	RUN(like_memmove);
 	return 0;
 }

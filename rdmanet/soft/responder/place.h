@@ -8,6 +8,7 @@
 #ifndef RDMANET_SOFT_PLACE_H
 #define RDMANET_SOFT_PLACE_H
 
+#include "responder/lines.h"
 #include "responder/responder.h"
 #include "responder/stream.h"
 
@@ -17,7 +18,7 @@ static inline void rn_move(char *to, const char *from, size_t length, bool is_la
 	if (unlikely(is_large))
 		rn_stream_copy(to, from, length);
 	else
-		memmove(to, from, length);
+		rn_copy_bytes(to, from, length);
 }
 
 static inline void rn_place_one(char *to, const char *from, size_t length, bool is_large)
