@@ -75,6 +75,8 @@ def turns(call_of: Callable[[Case], Call]) -> None:
     """Do what is asked, by functions that return when it is done."""
     for case, calls in asked():
         call = call_of(case)
+        if case.blocks:
+            call()  # what was stopped wakes up
         began, ran = time.perf_counter(), time.process_time()
         for _ in range(calls):
             call()
@@ -85,7 +87,7 @@ def turns(call_of: Callable[[Case], Call]) -> None:
 # -- rdmanet -------------------------------------------------------------------------------------------------------
 
 
-def own_rdmanet() -> None:
+def own_rdmanet(is_of_numpy: bool) -> None:
     import asyncio
 
     import uvloop
@@ -95,8 +97,10 @@ def own_rdmanet() -> None:
 
     async def own() -> None:
         async with tensors.open() as endpoint:
-            array = numpy.frombuffer(rdmanet.alloc(ALL), "u1")
-            array[:] = 1
+            array = numpy.ones(ALL, "u1")
+            if not is_of_numpy:
+                array = numpy.frombuffer(rdmanet.alloc(ALL), "u1")
+                array[:] = 1
             async with endpoint.register(array) as memory:
                 print("facts", endpoint.address().hex(), memory.describe().hex(), flush=True)
                 loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -136,8 +140,9 @@ def use_rdmanet(address: str, descriptor: str) -> None:
                                 here.shape,
                             )
                         )
-                    began, ran = time.perf_counter(), time.process_time()
-                    for _ in range(calls):
+                    for call in range(-bool(case.blocks), calls):
+                        if call <= 0:  # the one before is not counted: what was stopped wakes up
+                            began, ran = time.perf_counter(), time.process_time()
                         if case.blocks == 1:
                             await peer.read(there, here)
                         elif case.blocks:
@@ -250,8 +255,8 @@ def use_shared(name: str) -> None:
 def main() -> None:
     kind, role, *facts = sys.argv[1:]
     pin(0 if role == "use" else 1)
-    if kind == "rdmanet":
-        own_rdmanet() if role == "own" else use_rdmanet(*facts)
+    if kind.startswith("rdmanet"):
+        own_rdmanet(kind == "rdmanet-numpy") if role == "own" else use_rdmanet(*facts)
     elif kind == "memcpy":
         own_shared() if role == "own" else use_shared(*facts)
     elif role == "own":

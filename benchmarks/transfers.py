@@ -3,16 +3,19 @@
 usage: python -m benchmarks.transfers [--quick] [--turns N] [--kind KIND]... [--output RESULTS.json]
 
 For each kind there are two processes of this host, each on a CPU of its own if there are two: an owner of 64 MiB, which
-sleeps, and a user, who reads from there into memory of its own. All that they register is set up before:
+sleeps, and a user, who reads from there into an array of NumPy's. All that they register is set up before:
 
-    rdmanet       `await peer.read()`, and of lists `read_rows()`, into registered memory, on uvloop
+    rdmanet       `await peer.read()`, and of lists `read_rows()`, into registered memory, on uvloop. The owner's memory
+                  is of `rdmanet.alloc()`, which the user's device maps
+    rdmanet-numpy the same where the owner's memory is an array of NumPy's, as NIXL's is: the kernel copies from there
     nixl          NIXL's agent by UCX under `rdmanet soft-run`, which looks for the end all the time
     nixl-1ms      the same, which sleeps for 1 ms between two looks
     nixl-10ms     the same for 10 ms, as LMCache does
     nixl-cma      NIXL by what UCX chooses without the device: it copies from the other process by a system call
     memcpy        NumPy copies from shared memory: it checks nothing, and has nothing to wait for
 
-All users take turns, a case each. The table has the medians of the turns in microseconds; the last line is how much of
+All users take turns, a case each. Who has no turn is stopped (SIGSTOP), as NIXL's agents have threads that look for
+work all the time. The first call of a turn is not counted. The table has the medians of the turns in microseconds; the last line is how much of
 a processor it takes to wait for a notification, in percent. NIXL comes from build/engines (`make engines`), or from the
 Python of RDMANET_TEST_ENGINES. A kind that does not work has the reason instead of figures.
 """
@@ -22,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +40,7 @@ ENGINES = os.environ.get("RDMANET_TEST_ENGINES", str(ROOT / "build" / "engines" 
 ON_THE_DEVICE = [sys.executable, "-m", "rdmanet", "soft-run", "--"]
 KINDS = {
     "rdmanet": [sys.executable],
+    "rdmanet-numpy": [sys.executable],
     "nixl": [*ON_THE_DEVICE, ENGINES],
     "nixl-1ms": [*ON_THE_DEVICE, ENGINES],
     "nixl-10ms": [*ON_THE_DEVICE, ENGINES],
@@ -89,6 +94,14 @@ class Side:
         took, used = map(float, self.hear("took"))
         return took, used
 
+    def stop(self) -> None:
+        """It uses no processor until `go_on`."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def end(self) -> None:
         self.process.kill()
         self.process.communicate()
@@ -99,7 +112,7 @@ def measured(
 ) -> tuple[dict[str, dict[str, list[tuple[float, float]]]], dict[str, str]]:
     """The turns of each case and kind, and why kinds have none."""
     sides: list[Side] = []
-    users: dict[str, Side] = {}
+    pairs: dict[str, tuple[Side, Side]] = {}
     missing: dict[str, str] = {}
     found: dict[str, dict[str, list[tuple[float, float]]]] = {case.name: {} for case in CASES}
     try:
@@ -113,16 +126,22 @@ def measured(
             except NotMeasured as why:
                 missing[kind] = str(why)
             else:
-                users[kind] = user
+                pairs[kind] = owner, user
+                owner.stop()
+                user.stop()
         for turn in range(-1, turns):  # the first one touches all memory, and is not counted
             for case in CASES:
-                for kind, user in list(users.items()):
+                for kind, (owner, user) in list(pairs.items()):
+                    owner.go_on()
+                    user.go_on()
                     try:
                         figures = user.turn(case, case.calls)
                     except NotMeasured as why:
                         missing[kind] = f"{case.name}: {why}"
-                        del users[kind]
+                        del pairs[kind]
                         continue
+                    owner.stop()
+                    user.stop()
                     if turn >= 0:
                         found[case.name].setdefault(kind, []).append(figures)
     finally:
