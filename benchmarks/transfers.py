@@ -15,9 +15,10 @@ sleeps, and a user, who reads from there into an array of NumPy's. All that they
     memcpy        NumPy copies from shared memory: it checks nothing, and has nothing to wait for
 
 All users take turns, a case each. Who has no turn is stopped (SIGSTOP), as NIXL's agents have threads that look for
-work all the time. The first call of a turn is not counted. The table has the medians of the turns in microseconds; the last line is how much of
-a processor it takes to wait for a notification, in percent. NIXL comes from build/engines (`make engines`), or from the
-Python of RDMANET_TEST_ENGINES. A kind that does not work has the reason instead of figures.
+work all the time. The first call of a turn is not counted. The table has the medians of the turns in microseconds;
+the last line is how much of a processor it takes to wait for a notification, in percent. NIXL comes from
+build/engines (`make engines`), or from the Python of RDMANET_TEST_ENGINES. A kind that does not work has the reason
+instead of figures.
 """
 
 from __future__ import annotations

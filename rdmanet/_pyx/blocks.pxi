@@ -8,7 +8,8 @@
 #     chained    some are handed to the device in one call, and the last of them alone gives a completion
 #     in turns   OPERATIONS entries are for all one-sided requests of a connection. A list takes those that are free,
 #                except KEPT_FREE, which short operations, and the keys of memory on offer, find free
-#     at once    the embedded device mostly executes a chain while it is posted. Then its completion is there when the
+#     at once    the embedded device mostly copies blocks at once, when it is handed their list: no work request is made
+#                (rdmanet_soft_move). Or it executes a chain while it is posted: then its completion is there when the
 #                call returns, and is taken, and the next chain posted, without a pass between them: `begin`. It stops
 #                when this has taken so long that the loop is due to turn (engine.pxi)
 #
@@ -24,13 +25,6 @@ cdef enum:
     KEPT_FREE = 2
     LONG_IN_FLIGHT = 2
     BLOCKS_FEW = 16             # that have room without being asked for
-
-cdef struct block:
-    uint64_t here
-    uint64_t there
-    uint32_t length
-    uint32_t lkey
-    uint32_t rkey
 
 
 @cython.final
@@ -187,6 +181,10 @@ cdef class Blocks:
         while not self.stopped and self.posted < self.count:
             if connection.broken or connection.qp_c == NULL or self.blocks[self.posted].length > self.at_once:
                 return False
+            if self.move(connection):
+                if engine.turn_is_over() and self.posted < self.count:
+                    return True
+                continue
             if not self.post_chain(connection):
                 return False
             self.beginning = True
@@ -203,6 +201,19 @@ cdef class Blocks:
         if not self.done:
             self.finish()
         return True
+
+    cdef uint32_t move(self, Sender connection) noexcept:
+        """Have the device copy what it can at once, of one chain's bytes; returns how many blocks it has."""
+        cdef _Engine engine = connection.engine
+        cdef uint32_t i, count
+        if engine.moves is NULL or tracing != NULL:     # which sees each request
+            return 0
+        count = engine.moves(connection.qp_c, self.opcode, flags_of_part(engine, self.total), &self.blocks[self.posted],
+                             <uint32_t>(self.count - self.posted), self.at_once)
+        for i in range(count):
+            self.moved += self.blocks[self.posted + i].length
+        self.posted += count
+        return count
 
     def post(self, Sender connection not None):
         """Post what may be in flight now. Returns whether nothing is left to be posted.

@@ -38,6 +38,19 @@ cdef class StreamPD(PD):
         pass    # that is no omission of anybody's to warn of
 
 
+cdef extern from "soft/base/block.h" nogil:
+    struct block "rn_block":
+        uint64_t here
+        uint64_t there
+        uint32_t length
+        uint32_t lkey
+        uint32_t rkey
+
+# rdmanet_soft_move(): for blocks.pxi
+ctypedef uint32_t (*move_fn)(verbs.ibv_qp *, int opcode, unsigned send_flags, const block *, uint32_t count,
+                             uint64_t most_bytes) noexcept nogil
+
+
 @cython.no_gc_clear
 cdef class _Engine(Watcher):
     """All connections of one event loop on one device, but for the passes: see StreamEngine."""
@@ -76,6 +89,7 @@ cdef class _Engine(Watcher):
     cdef readonly size_t place_bytes    # reads of less are copied, into memory of rdmanet.alloc(), too
     cdef uint32_t behind_operations     # flags of what is posted while one-sided requests are in flight
     cdef uint32_t of_much               # flags of what is a part of MUCH_BYTES
+    cdef move_fn moves                  # blocks without work requests, or NULL
 
     cdef uint64_t turn_began            # cheap_clock() at the first request of this turn that was done at once, or 0
     cdef readonly uint64_t stale
@@ -102,6 +116,7 @@ cdef class _Engine(Watcher):
         self.place_bytes = least[0] if least != NULL else PLACE_BYTES
         of_much = <const uint32_t *>verbs.rn_library_symbol(context.library.c, "rdmanet_soft_send_of_much")
         self.of_much = of_much[0] if of_much != NULL else 0
+        self.moves = <move_fn>context.library.symbol("rdmanet_soft_move")
         # The log of sends is retired in order. Not every iWARP device keeps it: Linux's completes a SEND before a READ
         # that was posted earlier, unless the SEND is told to wait.
         if context.ptr.device.transport_type == verbs.IBV_TRANSPORT_IWARP:

@@ -10,8 +10,6 @@
 #include "responder/inside.h"
 #include "responder/place.h"
 
-enum { PIECE_BYTES = 256 * 1024 };
-
 /* Set another odd value: we are still inside, but have dropped what we had looked up. */
 static void busy_move_on(struct rn_responder_ctx *ctx)
 {
@@ -29,6 +27,11 @@ enum rn_copied rn_still_there(struct rn_responder_ctx *ctx, const struct rn_piec
 		if (atomic_load(&pieces[i].mr->key) != pieces[i].key)
 			return RN_COPY_FAULT;
 	return RN_COPIED;
+}
+
+bool rn_respond_goes_on(struct rn_responder_ctx *ctx)
+{
+	return rn_still_there(ctx, NULL, 0) == RN_COPIED;
 }
 
 /* A short message into memory that can't be mapped: leave it in the slot's eager buffer. See objects/eager.c. RN_COPY_ASKED:
@@ -109,8 +112,8 @@ enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 
 		if (run > remote->length - remote_skip)
 			run = remote->length - remote_skip;
-		if (run > PIECE_BYTES)
-			run = PIECE_BYTES;
+		if (run > RN_PIECE_BYTES)
+			run = RN_PIECE_BYTES;
 		if (likely(remote->at)) /* a peer's is a segment, or it would not be mapped */
 			copied = copy_mapped(ctx, t, rn_piece_is_firm(&t->local[l]) && (!ctx->self || rn_piece_is_firm(remote)),
 					     here, remote->at + remote_skip, run);
@@ -127,7 +130,7 @@ enum rn_copied rn_copy(struct rn_responder_ctx *ctx, struct rn_transfer *t)
 			remote_skip = 0;
 			r++;
 		}
-		if (likely(run != PIECE_BYTES))
+		if (likely(run != RN_PIECE_BYTES))
 			continue;
 		if ((copied = rn_still_there(ctx, &t->remote[r], t->num_remote - r)) != RN_COPIED)
 			return copied;

@@ -280,6 +280,14 @@ static enum rn_wait prepare_range(struct rn_responder_ctx *ctx, const struct rn_
 	return RN_WAIT_NOT;
 }
 
+char *rn_respond_mapped(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, uint64_t addr, uint32_t length)
+{
+	uint32_t right = is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+	struct rn_piece piece;
+
+	return is_permitted(ctx, right) && reach(ctx, ctx->pd, rkey, addr, length, right, &piece) == REACH_OK ? piece.at : NULL;
+}
+
 /* RDMA WRITE, with or without immediate data, and READ. */
 static enum rn_wait prepare_rdma(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t,
 				 enum ibv_wc_status *status)

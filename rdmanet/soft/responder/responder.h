@@ -73,6 +73,9 @@ int rn_serve_request(int peer_pid, const void *message, size_t length, void *ans
 /* For struct rn_help: go on helping a peer with its READ (help.c). */
 void rn_help_ran(struct rn_task *task);
 
+/* Long copies are cut into pieces of so much: see copy.c. */
+enum { RN_PIECE_BYTES = 256 * 1024 };
+
 /* One request under way. Filled as far as its counts say: its arrays are never cleared. */
 struct rn_transfer {
 	struct rn_piece local[RN_MAX_SGE + 1], remote[RN_MAX_SGE]; /* one more for UD's GRH */
@@ -132,6 +135,11 @@ enum rn_wait rn_respond_prepare(struct rn_responder_ctx *ctx, const struct rn_re
 void rn_respond_finish(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t);
 /* The memory turned out to be gone: returns the status for the requester. */
 enum ibv_wc_status rn_respond_refuse(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t);
+/* For blocks that are copied without a request (requester/at_once.c).  Where this range is mapped here; NULL: as a request
+ * it is refused, has to wait, or goes another way.  And, after RN_PIECE_BYTES of them: an owner that withdraws a key need
+ * wait no longer, and every range is to be looked up again.  False: the responder is not there any more. */
+char *rn_respond_mapped(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, uint64_t addr, uint32_t length);
+bool rn_respond_goes_on(struct rn_responder_ctx *ctx);
 /* Execute it on mapped memory: add, or compare and swap. False: the memory is gone. */
 bool rn_respond_atomic(bool is_add, uint64_t compare_add, uint64_t swap, char *at, uint64_t *old);
 

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists that are executed without requests: which blocks are, that they are checked as requests are, and what stops them. */
+#include "pair.h"
+#include "processes.h"
+
+enum { MUCH = 64, LONG = 600 * 1024 };
+
+static enum memory server_memory;
+
+static void serve(int fd)
+{
+	struct end end;
+
+	end_open(&end, &(struct end_options){.memory = server_memory});
+	memset(end.buffer, 'b', BUFFER);
+	connect_over(&end, fd);
+	meet(fd);
+	meet(fd); /* its key is withdrawn */
+	CHECK_EQ(ibv_dereg_mr(end.mr), 0);
+	end.mr = NULL;
+	meet(fd);
+	meet(fd);
+	_exit(0);
+}
+
+static struct rn_block block_at(size_t here, uint64_t there, uint32_t length, uint32_t rkey)
+{
+	return (struct rn_block){(uintptr_t)a.buffer + here, there, length, a.mr->lkey, rkey};
+}
+
+static uint32_t move(enum ibv_wr_opcode opcode, const struct rn_block *blocks, uint32_t count)
+{
+	return rdmanet_soft_move(a.qp, opcode, 0, blocks, count, BUFFER);
+}
+
+/* Memory that is mapped here: also of another process, once a request has reached it. */
+static void try_all(uint64_t theirs, uint32_t rkey, const char *their_bytes)
+{
+	struct rn_block blocks[MUCH], odd = block_at(1, theirs + 3, LONG, rkey);
+	struct rn_counters before, after;
+
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &before), 0);
+	memset(a.buffer, 'a', BUFFER);
+	for (int i = 0; i < MUCH; i++)
+		blocks[i] = block_at(i * 100, theirs + (MUCH - i) * 1000, 99, rkey);
+	blocks[9].length = 0;
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, MUCH), MUCH);
+	for (int i = 0; i < MUCH * 100; i++)
+		CHECK_EQ(a.buffer[i], i % 100 == 99 || i / 100 == 9 ? 'a' : 'b');
+	CHECK_EQ(rdmanet_soft_move(a.qp, IBV_WR_RDMA_READ, 0, blocks, MUCH, 10 * 99), 11); /* one has no bytes */
+
+	for (int i = 0; i < LONG; i++)
+		a.buffer[i + 1] = i % 251;
+	CHECK_EQ(move(IBV_WR_RDMA_WRITE, &odd, 1), 1);
+	memset(a.buffer, 'a', BUFFER);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &odd, 1), 1);
+	CHECK_EQ(a.buffer[0], 'a');
+	for (int i = 0; i < LONG; i++)
+		CHECK_EQ((unsigned char)a.buffer[i + 1], i % 251);
+	CHECK_EQ(a.buffer[LONG + 1], 'a');
+	CHECK(!their_bytes || !memcmp(their_bytes + 3, a.buffer + 1, LONG));
+
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &after), 0);
+	CHECK_EQ(after.send_wrs - before.send_wrs, MUCH + 11 + 2);
+	CHECK_EQ(after.completions, before.completions);
+	CHECK_EQ(after.bytes_local + after.bytes_mapped - before.bytes_local - before.bytes_mapped,
+		 (MUCH - 1) * 99 + 10 * 99 + 2 * LONG);
+	CHECK_EQ(after.bytes_cma + after.bytes_engine, before.bytes_cma + before.bytes_engine);
+	expect_nothing(a.cq);
+}
+
+static void within_a_process(void)
+{
+	open_pair();
+	try_all(at_b(0), b.mr->rkey, b.buffer);
+	close_pair();
+}
+
+static void between_processes(void)
+{
+	struct other other;
+	struct address theirs;
+	struct rn_block block;
+
+	server_memory = DEVICE_MEMORY;
+	other = spawn(serve);
+	end_open(&a, &(struct end_options){0});
+	theirs = connect_over(&a, other.fd);
+	block = block_at(0, theirs.buffer, 8, theirs.rkey);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0); /* not mapped yet */
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 1, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	meet(other.fd);
+	try_all(theirs.buffer, theirs.rkey, NULL);
+	meet(other.fd);
+	meet(other.fd);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0); /* its key is good no more */
+	CHECK_EQ(move(IBV_WR_RDMA_WRITE, &block, 1), 0);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 2, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(a.cq, 2, IBV_WC_REM_ACCESS_ERR);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0); /* nor is the queue pair */
+	meet(other.fd);
+	join(&other);
+	end_close(&a);
+}
+
+static void memory_that_is_not_mapped(void)
+{
+	struct other other;
+	struct address theirs;
+	struct rn_block block;
+
+	server_memory = USER_MEMORY;
+	other = spawn(serve);
+	end_open(&a, &(struct end_options){0});
+	theirs = connect_over(&a, other.fd);
+	block = block_at(0, theirs.buffer, 8, theirs.rkey);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 1, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0);
+	for (int i = 0; i < 4; i++)
+		meet(other.fd);
+	join(&other);
+	end_close(&a);
+}
+
+/* Nothing of these is done or reported; the blocks before one are done. */
+static void what_is_wrong(void)
+{
+	struct rn_block good, bad[8];
+	struct ibv_mr *read_only;
+
+	open_pair();
+	read_only = ibv_reg_mr(a.pd, b.buffer, BUFFER, IBV_ACCESS_REMOTE_READ);
+	CHECK(read_only);
+	good = block_at(0, at_b(0), 8, b.mr->rkey);
+	for (int i = 0; i < 8; i++)
+		bad[i] = good;
+	bad[0].rkey ^= 1;
+	bad[1].lkey ^= 1;
+	bad[2].there = at_b(BUFFER - 7);
+	bad[3].there = at_b(0) - 1;
+	bad[4].here += BUFFER - 7;
+	bad[5].here -= 1;
+	bad[6].length = BUFFER + 1;
+	bad[7].rkey = read_only->rkey;
+	for (int i = 0; i < 8; i++) {
+		struct rn_block list[] = {good, bad[i], good};
+
+		CHECK_EQ(rdmanet_soft_move(a.qp, IBV_WR_RDMA_WRITE, 0, list, 3, 2 * BUFFER), 1);
+	}
+	bad[0] = good;
+	bad[0].lkey = read_only->lkey;
+	bad[0].here = at_b(0);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, bad, 1), 0);
+	CHECK_EQ(state_of(a.qp), IBV_QPS_RTS);
+	CHECK_EQ(state_of(b.qp), IBV_QPS_RTS);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &good, 1), 1);
+	expect_nothing(a.cq);
+	CHECK_EQ(ibv_dereg_mr(read_only), 0);
+	close_pair();
+}
+
+/* What was posted before is executed before. */
+static void behind_what_waits(void)
+{
+	struct rn_block good;
+
+	open_pair();
+	good = block_at(0, at_b(0), 8, b.mr->rkey);
+	CHECK_EQ(post_send(&a, 1, 0, 8), 0); /* there is no receive yet */
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &good, 1), 0);
+	CHECK_EQ(post_recv(&b, 2, 0, 8), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &good, 1), 1);
+	set_faults(NULL, "delay=1ms");
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &good, 1), 0); /* faults happen to requests */
+	set_faults(NULL, "");
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &good, 1), 1);
+	close_pair();
+}
+
+/* A file that is shortened takes its mapping along. */
+static void memory_that_goes_away(void)
+{
+	int fd = memfd_create("shortened", MFD_CLOEXEC);
+	struct rn_block list[2];
+	struct ibv_mr *mr;
+	char *at;
+
+	open_pair();
+	CHECK(fd >= 0 && !ftruncate(fd, BUFFER));
+	at = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK(at != MAP_FAILED);
+	mr = ibv_reg_mr(a.pd, at, BUFFER, ALL_ACCESS);
+	CHECK(mr);
+	list[0] = block_at(0, at_b(0), 8, b.mr->rkey);
+	list[1] = (struct rn_block){(uintptr_t)at, at_b(0), 8, mr->lkey, b.mr->rkey};
+	CHECK_EQ(move(IBV_WR_RDMA_READ, list, 2), 2);
+	CHECK_EQ(ftruncate(fd, 0), 0);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, list, 2), 1);
+	CHECK_EQ(move(IBV_WR_RDMA_WRITE, list, 2), 1);
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+	munmap(at, BUFFER);
+	close(fd);
+	close_pair();
+}
+
+int main(void)
+{
+	RUN(within_a_process);
+	RUN(between_processes);
+	RUN(memory_that_is_not_mapped);
+	RUN(what_is_wrong);
+	RUN(behind_what_waits);
+	RUN(memory_that_goes_away);
+	return 0;
+}
