@@ -20,6 +20,10 @@ descriptors that it can use at a time, and ``ray.get()`` of a list begins all fe
 Ray makes a transport known to an actor once, when that is first used. One that Ray has started anew does not know it.
 It learns by importing this module: when a metadata object arrives, or by Ray's question before each call that returns
 by the transport (`actor_has_tensor_transport`).
+
+A thread of Ray's aborts transfers whose receiver has died. Before anything else it imports what needs PyTorch, also for
+a transport that does not. Where that is not installed, the exception ended the thread, and the actors of all later
+transfers were kept (Ray 2.60). So it is told how to abort one of ours without (`_abort_without_torch`).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import os
@@ -39,6 +44,8 @@ import numpy
 import ray
 from ray.exceptions import RayDirectTransportError
 from ray.experimental.rdt import util
+from ray.experimental.rdt.rdt_manager import RDTManager
+from ray.experimental.rdt.rdt_store import __ray_abort_transport__
 from ray.experimental.rdt.tensor_transport_manager import (
     CommunicatorMetadata,
     FetchRequest,
@@ -383,6 +390,27 @@ def target(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
     return array.view(_Target)
 
 
+def _abort_without_torch(abort: Any) -> Any:
+    """`RDTManager._abort_transport`, which goes on where it could not import what needs PyTorch."""
+
+    @functools.wraps(abort)
+    def aborting(manager: Any, failed: Any, transfers: dict[str, Any], error: Exception) -> None:
+        transfer = transfers.get(failed.hex())
+        if transfer is None:  # it is aborted already
+            return
+        try:
+            abort(manager, failed, transfers, error)
+        except ImportError:
+            if transfer.backend != RdmaTransport.NAME:
+                raise
+            transfers.pop(failed.hex(), None)
+            transfer.dst_actor.__ray_call__.options(concurrency_group="_ray_system_error").remote(
+                __ray_abort_transport__, transfer.obj_id, transfer.communicator_meta, transfer.backend
+            )
+
+    return aborting
+
+
 def register() -> None:
     """Make the transports known to Ray in this process. Importing this module has done so."""
     util._ensure_default_transports_registered()
@@ -390,6 +418,8 @@ def register() -> None:
     if importlib.util.find_spec("torch") is not None:  # Ray has imported it
         kinds.append((TorchRdmaTransport, importlib.import_module("torch").Tensor))
     with _lock:
+        if len(kinds) == 1 and not hasattr(RDTManager._abort_transport, "__wrapped__"):
+            RDTManager._abort_transport = _abort_without_torch(RDTManager._abort_transport)
         for kind, data_type in kinds:
             if kind.NAME not in util.transport_manager_info:
                 util.register_tensor_transport(kind.NAME, ["cpu"], kind, data_type)

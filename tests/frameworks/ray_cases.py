@@ -18,6 +18,7 @@ import numpy
 import pytest
 from ray.exceptions import RayDirectTransportError
 from ray.experimental.rdt import util
+from ray.experimental.rdt.rdt_manager import RDTManager, RDTSource, TransferMetadata
 from ray.experimental.rdt.tensor_transport_manager import TensorTransportMetadata
 
 from rdmanet.frameworks import ray as transport_module
@@ -315,3 +316,31 @@ def test_the_example():
     )
     assert ran.returncode == 0, ran.stderr
     assert "1 MB by RDMA: median " in ran.stdout and "1 MB by the object store: median " in ran.stdout
+
+
+def test_ray_aborts_without_torch():
+    """What it needs PyTorch for is no affair of this transport's."""
+
+    class Actor:
+        def __init__(self) -> None:
+            self.called: list[Any] = []
+            self.__ray_call__ = self
+
+        def options(self, **_: Any) -> Any:
+            return self
+
+        def remote(self, *arguments: Any) -> None:
+            self.called.append(arguments)
+
+    class Ref:
+        def hex(self) -> str:
+            return "of the receiver's task"
+
+    sink, received = Actor(), Ref()
+    transfer = TransferMetadata(RDTSource.DRIVER, sink, None, received, NOTHING, "RDMANET", "object", 0.0)
+    transfers = {received.hex(): transfer}
+    RDTManager._abort_transport(RDTManager(), received, transfers, OSError())
+    assert not transfers
+    RDTManager._abort_transport(RDTManager(), received, transfers, OSError())  # as Ray does
+    [(function, *arguments)] = sink.called
+    assert function.__name__ == "__ray_abort_transport__" and arguments == ["object", NOTHING, "RDMANET"]

@@ -21,7 +21,7 @@ from rdmanet.frameworks import ray as transport_module
 pytestmark = pytest.mark.cluster
 
 LONG_S = 120
-TURNS = int(os.environ.get("RDMANET_TEST_TURNS", 2))
+TURNS = int(os.environ.get("RDMANET_TEST_TURNS", 3))
 OBJECTS = int(os.environ.get("RDMANET_TEST_OBJECTS", 5))
 """Of each of two actors, in a turn."""
 
@@ -176,8 +176,10 @@ def test_many_objects_and_killed_actors():
                 right += 1
             except (RayDirectTransportError, RayError):
                 assert turn % 2 and (at % 2 or at >= 2 * OBJECTS)
-        del refs, checking, each
+        del refs, checking, each, other_source, other_sink
     assert right >= TURNS // 2 * (4 + 1) * OBJECTS
+    # A thread of Ray's refers to the actors of the last transfer.
+    assert ray.get(sink.is_right.remote(source.array.remote(0, 1000), 0), timeout=LONG_S)
     until(lambda: not ray.get(source.held.remote())["objects"])
 
     def more() -> list[Any]:
