@@ -265,6 +265,60 @@ def rows_of(infos: Iterable[ConnectionInfo]) -> Iterator[tuple[list[str], tuple[
 
 
 @dataclass
+class WorkerInfo:
+    """A process that gets connections of a server's from the worker that has the door (loop/workers.py).
+
+    :ivar pid: the process; 0 if it is in another pid namespace
+    :ivar port: where it listens for them
+    :ivar busy: whether it gets none, since its loop has not turned after it was told of one
+    """
+
+    pid: int
+    port: int
+    busy: bool = False
+
+    def explain(self) -> str:
+        """The same in words."""
+        who = f"process {self.pid}" if self.pid else "a process of another pid namespace"
+        return f"{who} (port {self.port}{', which is busy' if self.busy else ''})"
+
+
+@dataclass
+class DoorInfo:
+    """How clients on this host find RDMA at an address of a server's: its door (loop/doors.py).
+
+    :ivar place: where the server listens
+    :ivar missing: why there is no RDMA; "" if there is
+    :ivar front: the process that has the door; 0 if it is this one
+    :ivar port: where this process listens for the connections that the front sends; 0 if it sends none
+    :ivar workers: to whom this process sends connections, in turn with itself
+    """
+
+    place: Place
+    missing: str = ""
+    front: int = 0
+    port: int = 0
+    workers: list[WorkerInfo] = field(default_factory=list)
+
+    def explain(self) -> str:
+        """The same in words."""
+        at = place_text(self.place)
+        if self.missing:
+            return f"no door at {at}: {self.missing}"
+        if self.front:
+            sends = (
+                f"sends connections to port {self.port} of this one"
+                if self.port
+                else "sends none to this one"
+            )
+            return f"door at {at}: process {self.front} has it, and {sends}"
+        if not self.workers:
+            return f"door at {at}: this process has it"
+        others = ", ".join(worker.explain() for worker in self.workers)
+        return f"door at {at}: this process has it, and deals connections out to itself, {others}"
+
+
+@dataclass
 class ServerInfo:
     """A server as it was when it was asked for.
 
@@ -275,6 +329,7 @@ class ServerInfo:
     :ivar half_open: how many of them are not established yet
     :ivar waiting: how many requests wait until fewer are
     :ivar backlog: how many may wait
+    :ivar doors: of a server of the event loop: how clients on this host find RDMA at each address
     """
 
     places: list[Place]
@@ -284,6 +339,7 @@ class ServerInfo:
     half_open: int = 0
     waiting: int = 0
     backlog: int = 0
+    doors: list[DoorInfo] = field(default_factory=list)
 
     def has(self, info: ConnectionInfo) -> bool:
         """Whether it has accepted this connection: the kernel gives one to who listens at its address."""
@@ -303,7 +359,9 @@ class ServerInfo:
         if not self.places:
             return f"closed: connections that live on: {self.connections}"
         state = "serving" if self.serving else "idle: start_serving() was not called"
-        lines = [f"{state}: {', '.join(map(place_text, self.places))} by {self.fabric.upper()}"]
+        fabric = self.fabric.upper().replace(" AND ", " and ")
+        lines = [f"{state}: {', '.join(map(place_text, self.places))} by {fabric}"]
+        lines += [door.explain() for door in self.doors]
         lines.append(f"connections: {self.connections}, of which {self.half_open} are not established yet")
         if self.waiting:
             lines.append(

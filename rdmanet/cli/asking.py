@@ -414,6 +414,13 @@ def _checked_server(server: ServerInfo) -> ServerInfo:
     server.places = [place for place in map(_checked_place, server.places) if place is not None]
     for number in (server.connections, server.half_open, server.waiting, server.backlog):
         _number(number)
+    for door in server.doors:
+        _number(door.front)
+        door.place = _checked_host(door.place[0]), _number(door.place[1])
+        door.port, door.missing = _number(door.port), printable(door.missing, _TEXT_MOST)
+        for worker in door.workers:
+            _number(worker.pid)
+            _number(worker.port)
     return server
 
 

@@ -398,7 +398,7 @@ def _merged(answers: list[Answer]) -> list[Answer]:
         # Each of a loop's sources has said them.
         one.calls = [*{info.key: info for info in one.calls + answer.calls}.values()]
     for one in loops.values():
-        both = {place for server in one.servers if server.fabric != "rdma" for place in server.places}
+        both = {place for server in one.servers for place in _halves(server)}
         accepted = accepted_at(one.connections.by_tcp())
         one.servers = [
             replace(server, connections=server.connections + server.accepted(accepted))
@@ -406,6 +406,16 @@ def _merged(answers: list[Answer]) -> list[Answer]:
             if not _is_part(server, both)
         ]
     return list(loops.values())
+
+
+def _halves(server: ServerInfo) -> Iterator[tuple[str, int]]:
+    """Where a server that is listed as a whole listens for RDMA; nowhere if it is none."""
+    if server.fabric == "rdma":
+        return
+    yield from server.places
+    for door in server.doors:
+        if door.port:  # of a worker; where the TCP listener is on ::, it listens at IPv4's, too
+            yield from ((host, door.port) for host in (door.place[0], "0.0.0.0"))
 
 
 def _is_part(server: ServerInfo, places: set[tuple[str, int]]) -> bool:

@@ -165,6 +165,7 @@ class Heir:
         :param inherit: called once, when the process has ended
         :raises OSError: there is no such process, or there are no descriptors left
         """
+        self.pid = pid
         self.has_ended = False
         """Whether that process has ended."""
         self._loop = loop

@@ -38,11 +38,12 @@ from rdmanet.loop import kernel, loading, workers
 from rdmanet.loop.acceptor import REST_S
 from rdmanet.loop.choice import why_few_descriptors
 from rdmanet.loop.doors import Answer, Door, Heir, owner
+from rdmanet.loop.explaining import INTERNET, ExplainedDualServer, HowFound
 from rdmanet.loop.settings import Settings
 
 if TYPE_CHECKING:
     from rdmanet._core import Library
-    from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+    from rdmanet.base.accounts import ConnectionInfo
     from rdmanet.stream.server import RdmaServer
 
 logger = logging.getLogger("rdmanet")
@@ -52,7 +53,6 @@ REASON = "the client came by RDMA"
 
 # Before 3.12 asyncio's wait_closed() returns as soon as the server is closed, and so does uvloop's.
 _WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
 _TRIES = 3
 _TRY_AGAIN_S = 0.02
 _SO_GET_FILTER = 26  # Linux; socket has no name for it
@@ -60,7 +60,7 @@ _INTERFACE_BYTES = 16  # IFNAMSIZ
 _NOT_ITS_ADDRESS = (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT)
 
 
-class DualServer(asyncio.AbstractServer):
+class DualServer(ExplainedDualServer, asyncio.AbstractServer):
     """A server of the loop's own, and RDMA beside it (asyncio.Server, method by method)."""
 
     def __init__(
@@ -88,6 +88,7 @@ class DualServer(asyncio.AbstractServer):
         self._heirs: list[Heir] = []
         self._beside: dict[SockAddr, RdmaServer] = {}
         """Those at ports of our own, while another process serves RDMA at these addresses."""
+        self._doors: dict[SockAddr, HowFound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_offered = False
         self._is_closed = False
@@ -99,40 +100,6 @@ class DualServer(asyncio.AbstractServer):
     def sockets(self) -> Any:
         """The TCP listeners' sockets: a tuple, and of uvloop's a list. RDMA listens on the same addresses."""
         return self._tcp.sockets
-
-    @property
-    def connections(self) -> list[ConnectionInfo]:
-        """The connections that it has accepted and that live, by RDMA and by TCP; see ``rdmanet.connections()``."""
-        by_rdma = [info for server in self._rdma for info in server.connections]
-        return by_rdma + self._by_tcp(self.info_but_tcp())
-
-    def _by_tcp(self, server: ServerInfo) -> list[ConnectionInfo]:
-        return [info for info in self._tcp_infos() if server.has(info)]
-
-    def info(self) -> ServerInfo:
-        """The server as it is now."""
-        info = self.info_but_tcp()
-        info.connections += len(self._by_tcp(info))
-        return info
-
-    def info_but_tcp(self) -> ServerInfo:
-        """The same, but its connections by TCP are not counted, so it takes no longer if there are many."""
-        from rdmanet.base.accounts import ServerInfo
-
-        found = [server.info() for server in self._rdma]
-        return ServerInfo(
-            places=[sock.getsockname()[:2] for sock in self.sockets if sock.family in _INTERNET],
-            fabric="rdma and tcp" if any(each.places for each in found) else "tcp",
-            serving=self.is_serving(),
-            connections=sum(each.connections for each in found),
-            half_open=sum(each.half_open for each in found),
-            waiting=sum(each.waiting for each in found),
-            backlog=max((each.backlog for each in found), default=0),
-        )
-
-    def explain(self) -> str:
-        """What the server does, and who waits for whom on its connections: text, some lines for each connection."""
-        return "\n\n".join([self.info().explain(), *(info.explain() for info in self.connections)])
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that the server belongs to."""
@@ -234,7 +201,7 @@ class DualServer(asyncio.AbstractServer):
                 loading.load(serves=True)
 
     def _offerable(self) -> list[tuple[Any, SockAddr]]:
-        found = [(tcp, cast(SockAddr, tcp.getsockname())) for tcp in self.sockets if tcp.family in _INTERNET]
+        found = [(tcp, cast(SockAddr, tcp.getsockname())) for tcp in self.sockets if tcp.family in INTERNET]
         return [each for each in found if not self._settings.patterns.exclude(*each[1][:2])]
 
     async def _offer(self) -> None:
@@ -245,6 +212,7 @@ class DualServer(asyncio.AbstractServer):
                     self.close()
                     raise OSError(errno.EOPNOTSUPP, f"no RDMA on {address[0]} port {address[1]}: {why}")
                 logger.info("the server on %s port %d serves TCP only: %s", *address[:2], why)
+                self._doors[address] = str(why)
                 continue
             try:
                 await self._offer_at(address, _takes_both_families(tcp), tcp.fileno())
@@ -284,6 +252,7 @@ class DualServer(asyncio.AbstractServer):
             raise failure
         why = failure.strerror or failure
         logger.warning("the server on %s port %d serves TCP only: %s", address[0], address[1], why)
+        self._doors[address] = str(why)
 
     def _waits_for_owner(self, address: SockAddr, takes_both: bool, descriptor: int) -> Heir | None:
         """If another process of this user serves RDMA there, a worker beside us: its heir, which we are."""
@@ -305,6 +274,7 @@ class DualServer(asyncio.AbstractServer):
             logger.debug("process %d cannot be waited for: %s", pid, exc)
             return None
         self._heirs.append(heir)
+        self._doors[address] = heir
         logger.info(
             "the server on %s port %d serves TCP; process %d serves RDMA there until it ends, and then this one",
             *address[:2],
@@ -362,6 +332,7 @@ class DualServer(asyncio.AbstractServer):
             return
         server.on_close = registration.close
         self._beside[address] = server
+        self._doors[address] = heir, registration
         self._rdma.append(server)
         if self._is_closed:  # meanwhile
             server.close()
@@ -427,6 +398,7 @@ class DualServer(asyncio.AbstractServer):
                 server.close()
                 return
             door.open(self._loop)
+            self._doors[address] = register
         except BaseException:
             if server is not None:
                 server.close()

@@ -45,6 +45,17 @@ _SO_PEERPIDFD = 77  # Linux 6.5; socket has no name for it
 _NOT_READABLE = (errno.EACCES, errno.EPERM)
 
 
+def owner_of(far_end: socket.socket) -> tuple[int, int]:
+    """The process at the other end of a Unix socket, and its user.
+
+    The process is 0 if it is in a pid namespace that is not seen from here.
+    """
+    pid, user, _ = _CREDENTIALS.unpack(
+        far_end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return pid, user
+
+
 class Speaker:
     """The process at the other end of a Unix socket, which claims to have the TCP listener of an address and port.
 
@@ -61,9 +72,7 @@ class Speaker:
         self._socket = to_it
         self._port = port
         self.listener = kernel.tcp_listener(address, port)
-        self.pid, self.user, _ = _CREDENTIALS.unpack(
-            to_it.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        self.pid, self.user = owner_of(to_it)
 
     def why_not(self) -> str:
         """Why it is not to be listened to, before it has said anything; "" if it may be."""

@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rdmanet.base import log_rate
 from rdmanet.loop import kernel
 from rdmanet.loop.acceptor import REST_S, Acceptor
-from rdmanet.loop.trust import Speaker
+from rdmanet.loop.trust import Speaker, owner_of
 
 if TYPE_CHECKING:
     from rdmanet._core import Library
@@ -198,6 +198,18 @@ class Register:
                 self._tell(worker)
         return found
 
+    def workers(self) -> list[tuple[int, int, bool]]:
+        """Of each worker the process (see `owner_of`), where it listens, and whether it is busy, in their order."""
+        now = self._loop.time()
+        return [
+            (owner_of(worker)[0], self._places[worker].port, self._is_busy(worker, now))
+            for worker in self._turns
+            if worker is not None
+        ]
+
+    def _is_busy(self, worker: socket.socket, now: float) -> bool:
+        return now - self._told.get(worker, now) >= GRACE_S and _has_unread(worker)
+
     def _tell(self, worker: socket.socket) -> bool:
         """Tell a worker that a connection comes; false if it is busy."""
         since = self._told.get(worker)
@@ -323,6 +335,7 @@ class Registration:
         self._loop = loop
         self._address = address
         self._port = port
+        self._own_port = own_port
         self._reserved = reserved
         inode = 0 if reserved is None else os.fstat(reserved.fileno()).st_ino
         self._word = b"%s%d %d %d\n" % (_OF_WORKER, own_port, inode, descriptor)
@@ -330,6 +343,11 @@ class Registration:
         self._rest: asyncio.TimerHandle | None = None
         self._call()
         _open.add(self)
+
+    @property
+    def port(self) -> int:
+        """Where the front sends connections; 0 while this worker is not registered."""
+        return self._own_port if self._socket is not None else 0
 
     def close(self) -> None:
         """Get no more connections. Those that are there live on."""

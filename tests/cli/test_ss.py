@@ -77,7 +77,7 @@ def test_it_names_who_waits_for_whom(watched):
     assert "reading is paused: they wait for resume_reading()" in said["server"][0]
     text = ss("--pid", watched.pid)
     assert f"process {watched.pid}, user {os.geteuid()}: " in text and "why TCP: no program on this" in text
-    assert f"serving: 127.0.0.1:{watched.ports['port']} by RDMA AND TCP" in text
+    assert f"serving: 127.0.0.1:{watched.ports['port']} by RDMA and TCP" in text
     assert "      waits: " in text and "the peer does not read" in text
 
 

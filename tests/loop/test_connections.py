@@ -80,7 +80,7 @@ async def test_a_server_lists_its_clients_by_both():
                 "tcp": "the client came by TCP",
             }
             said = server.explain()
-            assert said.startswith(f"serving: 127.0.0.1:{port} by RDMA AND TCP\nconnections: 2, ")
+            assert said.startswith(f"serving: 127.0.0.1:{port} by RDMA and TCP\nconnections: 2, ")
             assert "fabric: TCP: the client came by TCP" in said
             assert by_tcp.getsockname()[1] in {info.peer[1] for info in server.connections}
         await until_seen(lambda: len(server.connections) == 1)

@@ -16,7 +16,10 @@ from collections import Counter
 import pytest
 from loop_harness import peer, workers_on
 
+import rdmanet
 from rdmanet.base import log_rate
+from rdmanet.base.accounts import DoorInfo, ServerInfo
+from rdmanet.cli import asking, ss
 from rdmanet.loop import doors, kernel, serving, workers
 from rdmanet.loop.trust import Speaker
 from tests.support.waiting import readable, until_seen
@@ -130,6 +133,56 @@ async def test_a_busy_worker_gets_no_connections(kind):
         served = Counter()
         while busy not in served:
             served += await who_serves(port, 1)
+
+
+async def listed(process: int) -> ServerInfo:
+    """The one server of a process, as `rdmanet ss` lists it."""
+    asked = asyncio.get_running_loop().run_in_executor(None, asking.ask_all, process)
+    [loop] = ss._merged(await asked)
+    [server] = loop.servers
+    return server
+
+
+@pytest.mark.parametrize("kind", [(), ("adapter",)], ids=["embedded", "adapter"])
+async def test_ss_lists_who_has_the_door_and_who_gets_what(kind):
+    """A worker's own port is no server of its own. Who is told of a connection and does not turn is busy."""
+    with workers_on("127.0.0.1", 3, *kind) as (port, there):
+        await until_all_serve(port, there)
+        front = doors.owner("127.0.0.1", port)
+        others = [pid for pid in there if pid != front]
+        [door] = (await listed(front)).doors
+        assert (door.place, door.missing, door.front) == (("127.0.0.1", port), "", 0)
+        assert sorted(worker.pid for worker in door.workers) == sorted(others)
+        for worker in door.workers:
+            server = await listed(worker.pid)
+            assert server.doors == [DoorInfo(("127.0.0.1", port), front=front, port=worker.port)]
+            assert server.fabric == "rdma and tcp" and not worker.busy
+        there[others[0]].stop()
+        await who_serves(port, 6)
+        found = {worker.pid: worker for worker in (await listed(front)).doors[0].workers}
+        assert found[others[0]].busy and not found[others[1]].busy
+        await kill(there[others[0]])
+        while len(found) == 2:
+            found = {worker.pid: worker for worker in (await listed(front)).doors[0].workers}
+        assert list(found) == [others[1]]
+
+
+async def test_a_server_without_a_door_says_why():
+    loop = asyncio.get_running_loop()
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = await loop.create_server(asyncio.Protocol, sock=listener, start_serving=False)
+    assert server.info().doors == []
+    listener.setsockopt(socket.IPPROTO_IP, workers.IP_MINTTL, 255)
+    await server.start_serving()
+    [door] = server.info().doors
+    assert "IP_MINTTL" in door.missing and f"\nno door at 127.0.0.1:{door.place[1]}: " in server.explain()
+    server.close()
+    await server.wait_closed()
+    rdmanet.patch_loop(loop, peers="!*")
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    assert "the peers that RDMA is for do not include it" in server.info().doors[0].missing
+    server.close()
+    await server.wait_closed()
 
 
 async def test_all_workers_but_the_front_are_busy():

@@ -27,6 +27,15 @@ CALLS = (
     b'"calls":[{"method":"%b","us":1,"doing":"%b"}],"notes":["%b"]}]}\n'
 )
 
+SERVER = (
+    b'"servers":[{"places":[["127.0.0.1",1]],"fabric":"tcp","serving":true,"connections":0,"doors":['
+    b'{"place":["127.0.0.1",1],"missing":"%b","front":%d,"port":0,"workers":[{"pid":%d,"port":1}]}]}]'
+)
+
+
+def head_with(missing: bytes = b"", front: int = 0, pid: int = 2) -> bytes:
+    return HEAD.replace(b'"servers":[]', SERVER % (missing, front, pid))
+
 
 @pytest.mark.parametrize("way", ["by the command", "by its own program"])
 def test_another_user_sees_nothing(stage, guarded, way):
@@ -91,8 +100,9 @@ def test_no_escape_is_printed(guarded, monkeypatch):
         monkeypatch.setattr(asking, "printable", lambda text, most: text)
     escape = ESCAPE.encode().replace(b"\x1b", b"\\u001b").replace(b"\x07", b"\\u0007")
     lies = CONNECTION % escape + CALLS % ((escape,) * 5)
-    with Liar(HEAD + lies + b'{"connections":1}\n', os.getpid()):
+    with Liar(head_with(escape) + lies + b'{"connections":1}\n', os.getpid()):
         said = text_of_all()
+    assert "no door at 127.0.0.1:1: " in said
     assert "why TCP: " in said and "1 calls under way" in said
     assert (ESCAPE in said) is not guarded
     assert any(not character.isprintable() and character != "\n" for character in said) is not guarded
@@ -200,6 +210,12 @@ LIES = {
         "makes no sense",
     ),
     "a negative time": (HEAD + (CALLS % ((b"",) * 5)).replace(b'us":1', b'us":-1'), "no counter can have"),
+    "a worker that is none": (head_with(pid=-1), "no counter can have"),
+    "a front that is none": (head_with(front=-1), "no counter can have"),
+    "a door nowhere": (
+        head_with().replace(b'"place":["127.0.0.1"', b'"place":["evil"'),
+        "does not appear to be",
+    ),
     "deep nesting": (b"[" * 50000 + b"\n", ""),
     "a line without end": (b"x" * (asking.LINE_BYTES_MOST + 1), "a line of its answer has more"),
     "it breaks off": (HEAD, "it broke off"),

@@ -6,7 +6,9 @@ import pytest
 
 from rdmanet.base.accounts import (
     ConnectionInfo,
+    DoorInfo,
     ServerInfo,
+    WorkerInfo,
     accepted_at,
     loop_notes,
     place_text,
@@ -201,11 +203,25 @@ def test_by_tcp():
 def test_servers():
     server = ServerInfo([HERE, ("::1", 80)], "rdma and tcp", True, 3)
     assert server.explain().splitlines() == [
-        "serving: 127.0.0.1:5000, [::1]:80 by RDMA AND TCP",
+        "serving: 127.0.0.1:5000, [::1]:80 by RDMA and TCP",
         "connections: 3, of which 0 are not established yet",
     ]
     assert "waits: 7 requests (at most 100)" in replace(server, waiting=7, half_open=2, backlog=100).explain()
     assert replace(server, places=[]).explain() == "closed: connections that live on: 3"
+    assert DoorInfo(HERE).explain() == "door at 127.0.0.1:5000: this process has it"
+    doors = [
+        DoorInfo(HERE, workers=[WorkerInfo(7, 4000), WorkerInfo(0, 4001, True)]),
+        DoorInfo(HERE, front=6, port=4002),
+        DoorInfo(HERE, front=6),
+        DoorInfo(("::1", 80), "its TCP listener has a packet filter"),
+    ]
+    assert replace(server, doors=doors).explain().splitlines()[1:-1] == [
+        "door at 127.0.0.1:5000: this process has it, and deals connections out to itself, process 7 (port 4000),"
+        " a process of another pid namespace (port 4001, which is busy)",
+        "door at 127.0.0.1:5000: process 6 has it, and sends connections to port 4002 of this one",
+        "door at 127.0.0.1:5000: process 6 has it, and sends none to this one",
+        "no door at [::1]:80: its TCP listener has a packet filter",
+    ]
     assert replace(server, serving=False).explain().startswith("idle: start_serving()")
 
 
