@@ -1360,6 +1360,7 @@ STREAM_DATA_SLOTS_MAX: int
 STREAM_FIRST_SLOT_BYTES: int
 STREAM_SHARED_OWN: int
 STREAM_SHARED_SLOTS_MAX: int
+STREAM_STRETCH_NS: int
 
 def stream_half_open_bytes(slot_bytes: int, data_slots: int, shared: bool) -> int: ...
 def stream_queue_depths(data_slots: int) -> tuple[int, int]: ...

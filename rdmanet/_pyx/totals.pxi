@@ -7,6 +7,8 @@
 #
 # A forked child begins anew: connections and engines are its parent's.
 
+STREAM_STRETCH_NS = 1 << (STRETCH_BITS + 1)     # the first limit of the cells of stretches; each other one is twice as long
+
 ctypedef struct connection_sums:
     uint64_t opened                 # those that were established,
     uint64_t connections            # and those of them that live

@@ -108,8 +108,9 @@ def _add(to: Sums, side: str, parts: Parts, is_past: bool = False) -> None:
 
 def _forked() -> None:
     """A forked child begins at 0."""
-    global _lock
+    global _lock, _many
     _lock = threading.RLock()
+    _many = _FEW
     _past.clear()
     _kept.clear()
 

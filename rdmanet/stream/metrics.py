@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rdmanet._core import stream_totals
+from rdmanet._core import STREAM_STRETCH_NS, stream_totals
 from rdmanet.base import watching
 
 if TYPE_CHECKING:
@@ -107,8 +107,6 @@ _STRETCHES = _About(
     "rdmanet_loop_stretch_seconds",
     "Stretches of 16 us or more for which event loops did something else than to look for messages.",
 )
-_STRETCH_S = 2**15 / 1e9
-"""The first limit; each other one is twice the one before."""
 _HALF_OPEN = _About(
     "rdmanet_server_half_open_connections", "Connections that servers have accepted and that are being made."
 )
@@ -212,7 +210,7 @@ def _stretches(worked: dict[str, Any]) -> _Found:
         below = 0
         for number, count in enumerate(counts["cells"][:-1]):
             below += count
-            samples.append(({"device": device, "le": repr(_STRETCH_S * 2**number)}, below))
+            samples.append(({"device": device, "le": repr(STREAM_STRETCH_NS * 2**number / 1e9)}, below))
         count = below + counts["cells"][-1]
         samples += [({"device": device, "le": "+Inf"}, count)]
         samples += [({"device": device}, counts["ns"] / 1e9), ({"device": device}, count)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import Iterable
 
 import pytest
@@ -170,3 +171,10 @@ async def test_names_are_escaped(net: Net):
     families = text_string_to_metric_families(rdmanet.metrics())
     services = {sample.labels.get("service") for family in families for sample in family.samples}
     assert 'a"b\\c\nd' in services
+
+
+def test_a_forked_child_expects_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "_many", 1000)  # what its parent had
+    if (child := os.fork()) == 0:
+        os._exit(totals._many != totals._FEW)
+    assert os.waitpid(child, 0)[1] == 0
