@@ -1356,6 +1356,7 @@ class CMID(Resource):
 EMBEDDED_ARENA_BYTES: int
 EMBEDDED_MAX_INLINE: int
 STREAM_CONTROL_BODY_BYTES: int
+STREAM_COUNTERS: tuple[str, ...]
 STREAM_DATA_SLOTS_MAX: int
 STREAM_FIRST_SLOT_BYTES: int
 STREAM_SHARED_OWN: int
@@ -1546,6 +1547,7 @@ class Connection:
     def part_from_shared(self) -> None: ...
     def release(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
+    def counts(self) -> list[int]: ...
 
 # ---- histogram.pxi ----
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, ClassVar
 
 _SMALL_FRAME_BYTES = 8192
@@ -247,14 +248,17 @@ def quiet_rows(names: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
 
     :param names: of the row's counters
     """
-    none = [names.index(name) for name in (*_WAITING, "us_without_credits") if name in names]
-    few = [names.index(name) for name in ("bytes_sent",) if name in names]
+    zeros = itemgetter(
+        *(names.index(name) for name in (*_WAITING, "us_without_credits") if name in names),
+        slice(0, 0),  # nothing: so it makes a tuple, also of one name or none
+    )
+    few = names.index("bytes_sent") if "bytes_sent" in names else None
 
     def is_quiet(row: Sequence[Any]) -> bool:
         numbers = row[-1]
         if row[5] != "open" or not row[6] or row[7] or row[13] or not numbers:
             return False
-        return not any(map(numbers.__getitem__, none)) and all(numbers[at] < _MANY_BYTES for at in few)
+        return not any(zeros(numbers)) and (few is None or numbers[few] < _MANY_BYTES)
 
     return is_quiet
 

@@ -280,7 +280,7 @@ def _lines_of(source: Source) -> Generator[bytes, None, None]:
     for names, row in source.connection_rows():
         names = names or counters  # an attempt has no numbers yet
         is_long = len(rows) == ROWS_MOST or (len(rows) % _ROWS_AT_ONCE == 0 and time.monotonic() > until)
-        if rows and (is_long or names != counters):
+        if rows and (is_long or (names is not counters and names != counters)):
             yield json.encode({"counters": counters, "rows": rows}) + b"\n"
             until, rows = time.monotonic() + SLICE_S, []
         counters = names

@@ -386,7 +386,7 @@ def _checked_rows(rows: list[_Row], numbers: int) -> list[_Row]:
     columns = [*zip(*rows, strict=True)]
     if not _KINDS.issuperset(zip(*(columns[at] for at in _KIND_AT), strict=True)):
         raise ValueError("it says of a connection what makes no sense")
-    if not {len(each) for each in columns[-1]} <= {0, numbers}:
+    if not {0, numbers}.issuperset(map(len, columns[-1])):
         raise ValueError("it says more numbers than names for them, or fewer")
     hosts = {place[0] for at in _PLACES_AT for place in columns[at] if place is not None}
     texts = {at: set(columns[at]) for at in _TEXTS_AT}

@@ -3,6 +3,8 @@
 What is handed on as a callable (`stop`, `over`, `detach`) is no C method: taking a reference to one makes a function.
 """
 
+cimport cython
+
 from rdmanet.protocol cimport Machine
 from rdmanet.stream.callbacks cimport Callbacks
 from rdmanet.stream.deadlines cimport Deadlines
@@ -31,3 +33,5 @@ cpdef keep_received(Life life)
 cpdef list steps_of_end(Life life)
 cpdef tuple facts_now(Life life)
 cpdef tuple plain_row(Life life)
+@cython.locals(facts=dict, local=tuple, peer=tuple, numbers=list)
+cdef tuple _said_now(Life life)

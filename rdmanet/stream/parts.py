@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rdmanet._core import STREAM_COUNTERS
 from rdmanet.protocol import Event, Machine, State
 from rdmanet.stream.callbacks import Callbacks
 from rdmanet.stream.connection import Connection
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rdmanet.stream.regions import Regions
 
 _CLIENT, _OPEN = CLIENT, State.OPEN  # as globals of this module, see lifecycle.py
+_COUNTERS = [*STREAM_COUNTERS, "bytes_unsent", "bytes_unread", "send_slots", "peer_qp"]
+_IN_FLIGHT = _COUNTERS.index("sends_in_flight")
 
 
 class Life:
@@ -134,21 +137,39 @@ def steps_of_end(life: Life) -> list[Callable[[], None]]:
 
 
 def facts_now(life: Life) -> tuple[Any, ...]:
-    """What `ConnectionInfo` begins with, and its counters (base/accounts.py).
+    """What `ConnectionInfo` begins with, and its counters (base/accounts.py)."""
+    said = _said_now(life)
+    numbers = said[12]
+    return (*said[:12], dict(zip(_COUNTERS, numbers, strict=True)) if numbers else {})
+
+
+def plain_row(life: Life) -> tuple[list[str], tuple[Any, ...]] | None:
+    """Its names and numbers as `rows_of` yields them (base/accounts.py); None if there is more to say.
 
     `rdmanet ss` asks for this of thousands of connections: what few of them take is in explaining.py.
     """
+    said = _said_now(life)
+    numbers = said[12]
+    if said[5] != "open" or said[9] == "adapter" or life.known_regions is not None or numbers[_IN_FLIGHT]:
+        return None
+    return _COUNTERS, (*said[:12], "", "", numbers)
+
+
+def _said_now(life: Life) -> tuple[Any, ...]:
+    """What both say, the last of which are the numbers of `_COUNTERS`; none before the connection is established."""
     machine, connection, facts = life.machine, life.connection, life.facts.known()
     local = peer = None
     path, error = "", machine.error
-    stats: dict[str, int] = {}
+    numbers: list[int] = []
     if facts:
         local, peer = facts["sockname"], facts["peername"]
-        stats = connection.stats()
-        stats["bytes_unsent"] = connection.get_write_buffer_size()
-        stats["bytes_unread"] = int(connection.unread)
-        stats["send_slots"] = life.config.data_slots
-        stats["peer_qp"] = life.facts.peers_qp
+        numbers = connection.counts()
+        numbers += (
+            connection.get_write_buffer_size(),
+            int(connection.unread),
+            life.config.data_slots,
+            life.facts.peers_qp,
+        )
         qp = connection.qp
         if qp is not None and not qp.closed:  # else it is over
             if facts["rdma_library"] != "embedded":
@@ -159,8 +180,8 @@ def facts_now(life: Life) -> tuple[Any, ...]:
         "rdma",
         facts.get("fabric_reason", ""),
         "client" if life.endpoint.role is _CLIENT else "server",
-        None if local is None else local[:2],
-        None if peer is None else peer[:2],
+        None if local is None else (local[0], local[1]),
+        None if peer is None else (peer[0], peer[1]),
         "open" if machine.state is _OPEN else machine.state.name.lower(),
         connection.reading,
         connection.protocol_paused,
@@ -168,14 +189,5 @@ def facts_now(life: Life) -> tuple[Any, ...]:
         path,
         facts.get("rdma_qp", 0),
         "" if error is None else f"{type(error).__name__}: {error}",
-        stats,
+        numbers,
     )
-
-
-def plain_row(life: Life) -> tuple[list[str], tuple[Any, ...]] | None:
-    """Its names and numbers as `rows_of` yields them (base/accounts.py); None if there is more to say."""
-    now = facts_now(life)
-    stats: dict[str, int] = now[12]
-    if now[5] != "open" or now[9] == "adapter" or life.known_regions is not None or stats["sends_in_flight"]:
-        return None
-    return list(stats), (*now[:12], "", "", list(stats.values()))
