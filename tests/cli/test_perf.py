@@ -76,11 +76,18 @@ def test_streams_beside_sockets(api, loop, tmp_path):
 
 def test_calls(loop, tmp_path):
     status, out, err = perf("rpc", *SHORT, "--loop", loop, "--csv", TMPDIR=str(tmp_path))
-    assert (status, err) == (0, "")
+    assert status == 0 and all(line.startswith(" note: ") for line in err.splitlines())
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["test"] for row in rows] == [name for name, kind in KINDS.items() if kind.family == "rpc"]
     assert all(int(row["messages"]) == 200 and float(row["p99.99 us"]) > 0 for row in rows)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_is_said_beside_the_csv():
+    cpu = min(os.sched_getaffinity(0))
+    status, out, err = perf("stream_lat", *SHORT, "--csv", "--cpus", f"{cpu},{cpu}")
+    assert status == 0 and "they take turns, and every wait is a switch between them" in err
+    assert [row["test"] for row in csv.DictReader(io.StringIO(out))] == ["stream_lat"]
 
 
 def test_the_columns_of_perftest():

@@ -170,10 +170,9 @@ def _show(args: argparse.Namespace, report: Report, old: Report | None) -> None:
             if part:
                 print(part)
                 print(tables.LINE)
-    if args.json or args.csv:
-        return
-    for words in wrongs(report):
-        print(f" note: {words}")
+    if not args.json:  # which has them
+        for words in wrongs(report):
+            print(f" note: {words}", file=sys.stderr if args.csv else sys.stdout)
 
 
 def wrongs(report: Report) -> list[str]:
