@@ -80,7 +80,11 @@ async def test_a_server_lists_its_clients_by_both():
                 "tcp": "the client came by TCP",
             }
             said = server.explain()
-            assert said.startswith(f"serving: 127.0.0.1:{port} by RDMA and TCP\nconnections: 2, ")
+            assert said.splitlines()[:2] == [
+                f"serving: 127.0.0.1:{port} by RDMA and TCP",
+                f"door at 127.0.0.1:{port}: this process has it",
+            ]
+            assert "\nconnections: 2, " in said
             assert "fabric: TCP: the client came by TCP" in said
             assert by_tcp.getsockname()[1] in {info.peer[1] for info in server.connections}
         await until_seen(lambda: len(server.connections) == 1)
