@@ -55,7 +55,7 @@ def drawing(report: Report) -> str:
     said = f"rdmanet {machine.rdmanet}, {machine.cpu}, Linux {machine.kernel}, {machine.date}"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        'font-size="11">',
+        'font-family="sans-serif" font-size="11">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
     ]
     for index, panel in enumerate(panels):
