@@ -99,6 +99,7 @@ class Settings:
                 waits_to_hear=True,
                 beside_tcp=beside_tcp,
                 by_name_alone=True,
+                ends_when_read=True,
                 reason=reason,
             )
         return config

@@ -67,6 +67,7 @@ _STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DI
 
 # As globals: before Python 3.12 an enum takes twenty times as long to give a member.
 _CLOSED, _CLOSING, _TOLD_LOSS, _LOSS_HELD_BACK = State.CLOSED, State.CLOSING, Told.LOSS, Told.LOSS_HELD_BACK
+_DRAINING = (State.DRAINING, State.DRAINING_TO_EOF)
 _TOLD = (Told.LEFT_TO_DEVICE, _TOLD_LOSS)
 _CLOSE, _CLOSE_DUE, _EOF_DECLINED = Event.CLOSE, Writing.CLOSE_DUE, Event.EOF_DECLINED
 _LEAVE, _LOSE_NOW = TellingEvent.LEAVE, TellingEvent.LOSE
@@ -198,8 +199,15 @@ class Lifecycle(Life):
             self.handle(Event.WRITE_EOF)
 
     def is_closing(self) -> bool:
-        """Whether close() was called, or the connection is over."""
-        return self.machine.closing or self.machine.writing is _CLOSE_DUE
+        """Whether close() was called, or the connection is over.
+
+        A program that expects TCP does not know that before it has read what had come: AnyIO asks a closing transport
+        for no more bytes.
+        """
+        machine = self.machine
+        if self.config.ends_when_read and machine.state in _DRAINING:
+            return False
+        return machine.closing or machine.writing is _CLOSE_DUE
 
     def close(self) -> None:
         """Stop reading, send what was written and Fin, and end."""

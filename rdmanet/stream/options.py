@@ -84,6 +84,8 @@ class StreamConfig:
         adapter is used: its connections are TCP's, so that program would get what we say
     :ivar by_name_alone: whether the embedded device may reach a peer of this host only by its listener's name, so that
         the program which has the TCP port of that number gets no byte
+    :ivar ends_when_read: whether the transport says that it is closing, when the peer has ended the connection, only
+        after what had come was delivered
     :ivar reason: what get_extra_info("fabric_reason") says
     :raises TypeError: a size is no whole number, or a time no number
     :raises ValueError: a size is out of range, or a time is negative
@@ -108,6 +110,7 @@ class StreamConfig:
         waits_to_hear: bool = False,
         beside_tcp: bool = False,
         by_name_alone: bool = False,
+        ends_when_read: bool = False,
         reason: str = "the program asked for RDMA",
     ) -> None:
         for name, value, least, most in (
@@ -138,6 +141,7 @@ class StreamConfig:
         self.keepalive = keepalive_of(keepalive)
         self.goes_elsewhere, self.waits_to_hear = goes_elsewhere, waits_to_hear
         self.beside_tcp, self.by_name_alone, self.reason = beside_tcp, by_name_alone, reason
+        self.ends_when_read = ends_when_read
 
     def replaced(self, **changes: Any) -> StreamConfig:
         """One that is the same but for these options."""

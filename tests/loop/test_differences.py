@@ -62,16 +62,6 @@ async def test_linger_has_no_effect():
         assert await near[0].read() == b"all of it"
 
 
-async def test_the_peers_end_is_known_while_reading_is_paused():
-    async with streams() as (near, far):
-        near[1].transport.pause_reading()
-        far[1].write(b"the last")
-        far[1].close()
-        await until_seen(near[1].transport.is_closing)
-        near[1].transport.resume_reading()
-        assert await near[0].read() == b"the last"
-
-
 async def test_who_aborts_has_sent_what_the_peer_had_room_for():
     """TCP's kernel would have taken all, and sent it."""
     async with streams() as (near, far):

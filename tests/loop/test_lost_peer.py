@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import signal
 
+import anyio
 import pytest
 from loop_harness import Recorder, fabric, peer, serving
 
 import rdmanet
 from rdmanet.loop import doors
 from tests.support.certificates import of_client
+from tests.support.waiting import until_seen
 
 
 class HalfClosing(Recorder):
@@ -195,3 +197,35 @@ async def end(server, protocol: Recorder, how: str) -> None:
     else:
         protocol.transport.write(how.encode())
     await protocol.until(lambda: "lost" in protocol.events)
+
+
+def state_of(transport: rdmanet.RdmaTransport) -> str:
+    return next(info.state for info in rdmanet.connections() if info.transport is transport)
+
+
+async def test_what_came_before_the_end_is_read_first():
+    """AnyIO pauses reading between two reads, and takes a transport that is closing for one with nothing to read."""
+    ends: list[Recorder] = []
+
+    class Far(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            ends.append(self)
+
+    async with serving(Far) as (_, port):
+        stream = await anyio.connect_tcp("127.0.0.1", port)
+        transport = stream._transport
+        assert fabric(transport) == "rdma"
+        await stream.send(b"x")
+        await until_seen(lambda: ends and ends[0].data)
+        for answer in (b"an answer", b"the last"):
+            ends[0].transport.write(answer)
+            if answer == b"the last":
+                ends[0].transport.close()
+                await until_seen(lambda: state_of(transport).startswith("draining"))
+                assert not transport.is_closing()
+            assert await stream.receive() == answer
+        with pytest.raises(anyio.EndOfStream):
+            await stream.receive()
+        await until_seen(transport.is_closing)
+        await stream.aclose()
