@@ -370,11 +370,13 @@ class Chooser:
         self._remembered[address, port] = (fabric, time.monotonic() + MEMORY_S)
 
     def refuse_tcp(self, host: Any, port: int | str | None, reason: str) -> None:
-        """Raise an error if TCP is excluded.
+        """Raise an error if TCP is excluded. It is logged, too: AnyIO, and so httpx, says that all attempts failed.
 
         :raises ConnectionRefusedError: it is
         """
         if setting := self.excludes_tcp():
+            said = host, port, setting, reason
+            log_rate.warn(logger, "only TCP", "only TCP reaches %s port %s, which %s excludes: %s", *said)
             raise ConnectionRefusedError(
                 errno.ECONNREFUSED,
                 f"only TCP reaches {host} port {port}, which {setting} excludes: {reason}",
