@@ -7,7 +7,7 @@
 #
 # A forked child begins anew: connections and engines are its parent's.
 
-STREAM_STRETCH_NS = 1 << (STRETCH_BITS + 1)     # the first limit of the cells of stretches; each other one is twice as long
+STREAM_STRETCH_NS = 1 << (STRETCH_BITS + 1)     # the first limit of the cells of stretches; each other is twice as long
 
 ctypedef struct connection_sums:
     uint64_t opened                 # those that were established,

@@ -33,5 +33,7 @@ cpdef keep_received(Life life)
 cpdef list steps_of_end(Life life)
 cpdef tuple facts_now(Life life)
 cpdef tuple plain_row(Life life)
+
+
 @cython.locals(facts=dict, local=tuple, peer=tuple, numbers=list)
 cdef tuple _said_now(Life life)
