@@ -61,6 +61,9 @@ static void note(struct rn_notice *notice, struct rn_peer *peer, enum rn_notice_
 		CHECK(peer->state == RN_PEER_READY && peer->arena && peer->pid > 0);
 		witness->ready++;
 		break;
+	case RN_LINK_MUTUAL:
+		CHECK(peer->state == RN_PEER_READY);
+		break;
 	case RN_LINK_FAILED:
 		CHECK(peer->state == RN_PEER_DEAD);
 		witness->failed++;

@@ -26,7 +26,8 @@
  * What a program may ask a program for does not change.  Who is linked may read and write this process's memory anyhow
  * (peer/proof.c), and is of our own user.
  *
- * This file is the asker's; asked.c is the other's, and listeners.c says which addresses both have.
+ * This file is the asker's; asked.c is the other's, and listeners.c says which addresses both have. Connections that are
+ * begun before there is a link may wait for it: first.c.
  */
 #define _GNU_SOURCE
 #include "base/gid.h"
@@ -38,14 +39,20 @@
 #include <netinet/in.h>
 #include <sys/random.h>
 
-/* May it be asked for by a link, and by which? The port of the process, or 0. */
-static uint16_t port_to_ask(struct rn_cm_wire *wire)
+bool rn_cm_ask_is_possible(const struct rn_cm_wire *wire)
 {
 	const struct sockaddr_in6 *v6 = (const void *)&wire->dst;
+
+	return !wire->is_datagram && !wire->bound && !wire->goes_by_socket && !rn_cm_secret_is_set() &&
+	       !(wire->dst.ss_family == AF_INET6 && v6->sin6_scope_id) && rn_guarded(RN_GUARD_HANDOVER);
+}
+
+/* By which link it may be asked for: the port of the process, or 0. */
+static uint16_t port_to_ask(struct rn_cm_wire *wire)
+{
 	uint16_t port;
 
-	if (wire->is_datagram || wire->bound || wire->goes_by_socket || rn_cm_secret_is_set() ||
-	    (wire->dst.ss_family == AF_INET6 && v6->sin6_scope_id) || !rn_guarded(RN_GUARD_HANDOVER))
+	if (!rn_cm_ask_is_possible(wire))
 		return 0;
 	port = rn_cm_known_peer((const struct sockaddr *)&wire->dst, wire->by_name_alone, &wire->cookie,
 				&wire->mail_channel);

@@ -42,6 +42,7 @@ void rn_cm_wire_sweep(struct rn_cm_wire *wire)
 	}
 	pthread_mutex_unlock(&rn_cm_lock);
 
+	rn_cm_first_forget(wire);
 	rn_stranger_forget(&wire->stranger);
 	let_go(wire);
 	if (waits) {
@@ -141,6 +142,7 @@ void rn_cm_wire_get_on(struct rn_cm_wire *wire)
 	rn_cm_handover_begin(wire);
 	rn_cm_wire_flush(wire);
 	rn_cm_handover_go_on(wire);
+	rn_cm_first_look(wire);
 	rn_cm_wire_sweep(wire);
 }
 
@@ -174,8 +176,10 @@ static void peer_died(struct rn_death *death, bool failed)
 	struct rn_cm_wire *wire = RN_OWNER(death, struct rn_cm_wire, death);
 	bool goes_on;
 
-	if (failed)
-		return; /* its memory can't be reached, but it lives */
+	if (failed) { /* its memory can't be reached, but it lives */
+		rn_cm_first_forget(wire);
+		return;
+	}
 	/* What it sent before is still to be read: it may have connected, or disconnected, and then ended. */
 	if (!wire->moved && !wire->connecting && wire->source.fd >= 0)
 		rn_cm_wire_receive(wire);

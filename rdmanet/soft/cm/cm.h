@@ -12,6 +12,7 @@
  *     wire.c       the TCP socket under a connection: time-outs, loss; with it message.c,
  *                  hear.c, secret.c, socket.c, listen.c, handover.c
  *     link.c       connections between processes that are linked: without a socket from the beginning
+ *     first.c      the first one, and those that wait for the link that it makes
  *     qp.c         the queue pair of an identifier, and the transitions made for it
  *     event.c      event channels: which events the program gets, and when
  *     bind.c       getting a port, and keeping others off it

@@ -187,6 +187,7 @@ static bool try_again(struct rn_cm_wire *wire, uint64_t most_ms)
 {
 	uint64_t pause_ms = wire->paused_ms < LONGEST_PAUSE_MS ? wire->paused_ms + 1 : LONGEST_PAUSE_MS;
 
+	rn_cm_first_forget(wire);
 	if (wire->paused_ms + pause_ms > most_ms)
 		return false;
 	rn_source_remove(&wire->source);
@@ -288,7 +289,8 @@ void rn_cm_wire_connect_socket(struct rn_cm_wire *wire)
 	const struct sockaddr *dst = (const struct sockaddr *)&wire->dst;
 	int fd;
 
-	if (rn_cm_ask(wire))
+	rn_cm_first_leave(wire);
+	if (rn_cm_ask(wire) || rn_cm_first_is_awaited(wire))
 		return;
 	if (!wire->by_name_alone && rn_cm_known_is_there(dst, &wire->cookie)) {
 		wire->is_ours = true;

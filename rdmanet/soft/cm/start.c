@@ -36,6 +36,7 @@ static void forget_in_child(void)
 	rn_cm_wire_forked();
 	rn_cm_handover_forked();
 	rn_cm_link_forked();
+	rn_cm_first_forked();
 	rn_cm_listeners_forked();
 	rn_cm_listen_forked();
 }

@@ -51,7 +51,8 @@
  *     handover.c  how wires get by without their socket; link.c: what they say then
  *     hear.c      what is received, and in which phase
  *     message.c   what is sent
- *     secret.c    what is proven before that; ask.c: how a wire begins without a socket
+ *     secret.c    what is proven before that; ask.c: how a wire begins without a socket;
+ *                 first.c: how it waits until it can
  *     listeners.c who listens, and whom they have been asked for
  *     wire.c      a wire, and what its end means
  */
@@ -115,6 +116,7 @@ struct rn_cm_wire *rn_cm_wire_new(enum rn_cm_wire_phase phase)
 	wire->death.dead = calls->dead;
 	wire->death.linked = calls->linked;
 	wire->stranger.leave = calls->leave;
+	rn_list_init(&wire->awaiting);
 	rn_list_add(&rn_cm_wires, &wire->link);
 	return wire;
 }

@@ -194,6 +194,11 @@ struct rn_cm_wire {
 	bool is_young; /* it keeps its socket until its timer fires */
 	bool peer_moved;
 	uint16_t words; /* a bit per type of message: received over the link, and not handled yet */
+	/* first.c: the engine's */
+	bool is_first; /* others wait until it has linked the processes, */
+	uint64_t awaited_until_ns;
+	bool awaits_first, has_awaited_first; /* or it is one of these */
+	struct rn_list awaiting; /* those, or its place among them */
 
 	/* the engine's, or fixed */
 	struct rn_stranger stranger; /* while we wait for the peer: listen.c */
@@ -298,11 +303,22 @@ void rn_cm_listeners_forked(void);
 
 /* Ask by a link. False: connect by a socket. Without the lock. */
 bool rn_cm_ask(struct rn_cm_wire *wire);
+/* May a link do for it what a socket does, if there is one to its listener's process? */
+bool rn_cm_ask_is_possible(const struct rn_cm_wire *wire);
 /* The same, if it was asked for by a link in vain. With the lock. */
 void rn_cm_ask_by_socket(struct rn_cm_wire *wire);
 /* For the table of hear.c, with the lock; false: out of turn. */
 bool rn_cm_ask_on_elsewhere(struct rn_cm_wire *wire, const struct rn_cm_header *header);
 bool rn_cm_ask_may_go_on(const struct rn_cm_wire *wire); /* its process has ended; without the lock */
+
+/* --- first.c: on the engine, without the lock but for the last ---------------------------------- */
+
+/* It waits for the first connection to its listener, and is posted when that is over. False: connect by a socket. */
+bool rn_cm_first_is_awaited(struct rn_cm_wire *wire);
+void rn_cm_first_leave(struct rn_cm_wire *wire); /* it waits no more */
+void rn_cm_first_look(struct rn_cm_wire *wire); /* has it linked the processes? */
+void rn_cm_first_forget(struct rn_cm_wire *wire); /* it will not, or is over */
+void rn_cm_first_forked(void);
 
 /* --- secret.c: on the engine, with rn_cm_lock held --------------------------------------------- */
 

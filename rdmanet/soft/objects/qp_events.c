@@ -123,6 +123,8 @@ void rn_qp_peer_noticed(struct rn_notice *notice, struct rn_peer *peer, enum rn_
 	struct rn_qp *qp = container_of(notice, struct rn_qp, notice);
 
 	(void)peer;
+	if (why == RN_LINK_MUTUAL)
+		return;
 	if (why == RN_PEER_DIED) {
 		peer_died(qp);
 		return;

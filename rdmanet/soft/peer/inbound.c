@@ -195,6 +195,8 @@ static bool on_proof(struct inbound *inbound)
 	rn_proof_tell_secret(&inbound->proof, RN_LINK_SERVER, &self);
 	rn_peer_ops->mapped();
 	answer(inbound, RN_LINK_WELCOME, 0, 0, &self, sizeof self, arena_fd);
+	if (inbound->process->inbound_count == 1)
+		rn_process_notify(inbound->process, RN_LINK_MUTUAL);
 	return true;
 }
 

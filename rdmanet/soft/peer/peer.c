@@ -329,7 +329,7 @@ static void death_notice(struct rn_notice *notice, struct rn_peer *peer, enum rn
 	(void)peer;
 	if (why == RN_LINK_FAILED || why == RN_PEER_DIED)
 		death->dead(death, why == RN_LINK_FAILED);
-	else if (why == RN_LINK_READY && death->linked)
+	else if ((why == RN_LINK_READY || why == RN_LINK_MUTUAL) && death->linked)
 		death->linked(death);
 }
 

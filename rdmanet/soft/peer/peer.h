@@ -76,6 +76,7 @@ bool rn_peer_signal(struct rn_peer *, uint32_t channel_id);
 
 enum rn_notice_why {
 	RN_LINK_READY,
+	RN_LINK_MUTUAL,   /* it is linked to us, too, and was not before */
 	RN_LINK_FAILED, /* no process has the port, or it refused us */
 	RN_SEGMENT_READY, /* only to those that wait for one: rn_peer_segment */
 	RN_PEER_DIED,     /* after LINK_READY only; state is DEAD */
@@ -150,7 +151,7 @@ int rn_port_listen(uint16_t port, const union ibv_gid *at, uint32_t interface);
 
 struct rn_death {
 	void (*dead)(struct rn_death *, bool failed); /* once; failed: there never was a link */
-	void (*linked)(struct rn_death *);            /* there is one now; or NULL */
+	void (*linked)(struct rn_death *);            /* there is one now, from us or to us; or NULL */
 	struct rn_notice notice;                      /* peer.c's */
 	struct rn_peer *peer;
 };
