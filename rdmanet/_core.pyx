@@ -52,7 +52,6 @@ cdef extern from *:
 import collections
 import contextvars
 import enum
-import ipaddress
 import logging
 import os
 import re

@@ -108,9 +108,10 @@ cdef object read_ah(verbs.ibv_ah_attr *c):
 cdef bytes gid_bytes(gid, str name):
     """A GID as 16 bytes, from bytes or from an IP address; an IPv4 address becomes IPv4-mapped."""
     cdef bytes raw
-    if isinstance(gid, ipaddress.IPv4Address):
-        return bytes(10) + b"\xff\xff" + gid.packed
-    raw = gid.packed if isinstance(gid, ipaddress.IPv6Address) else copy_of(gid)
+    packed = getattr(gid, "packed", None)  # of an address of ipaddress, which few programs import
+    if packed is not None and gid.version == 4:
+        return bytes(10) + b"\xff\xff" + packed
+    raw = copy_of(gid) if packed is None else packed
     if len(raw) != 16:
         raise ValueError(f"{name}: {len(raw)} bytes, a GID has 16")
     return raw
@@ -118,6 +119,7 @@ cdef bytes gid_bytes(gid, str name):
 
 cdef str describe_way(Context context, ah):
     """An address as text, with the local GID that would be used: a wrong index is the usual error."""
+    import ipaddress
     try:
         gid = context.query_gid(ah.port_num, ah.sgid_index)
     except OSError:

@@ -7,6 +7,8 @@
 
 @_late
 def GIDEntry():
+    import ipaddress  # here and below: few programs look at addresses of ports
+
     @_record
     class GIDEntry(_FrozenRecord):
         """One address of a port."""
@@ -37,6 +39,7 @@ def best_gid(table):
 
 def gid_advice(table, ip):
     """A sentence: which entry of a port's GID table a local IP address is, and which entry is better, if any."""
+    import ipaddress
     wanted = ipaddress.ip_address(ip.partition("%")[0])
     own = best_gid([entry for entry in table if entry.address == wanted])
     if own is None:

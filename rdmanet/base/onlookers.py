@@ -49,7 +49,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rdmanet.base.late_import import imported
 
@@ -115,17 +115,23 @@ class Source(Protocol):
         """What `rdmanet.rpc` has under way on its loop."""
 
 
-class Readers(NamedTuple):
-    """How a source learns that descriptors are readable.
+class Readers:
+    """How a source learns that descriptors are readable. (A named tuple takes as long to make as this whole module.)
 
     :ivar loop: which calls back
     :ivar add: has a function called when a descriptor is readable
     :ivar remove: ends that
     """
 
-    loop: asyncio.AbstractEventLoop
-    add: Callable[[int, Callable[[], None]], object]
-    remove: Callable[[int], object]
+    __slots__ = ("add", "loop", "remove")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        add: Callable[[int, Callable[[], None]], object],
+        remove: Callable[[int], object],
+    ) -> None:
+        self.loop, self.add, self.remove = loop, add, remove
 
 
 class Onlookers:

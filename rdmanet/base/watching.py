@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rdmanet.base import late_import
 from rdmanet.base.onlookers import Onlookers, Source
@@ -70,15 +70,17 @@ def calls_of(loop: Any) -> Iterator[CallsInfo]:
             yield info
 
 
-class CallSums(NamedTuple):
+class CallSums:
     """What was counted of a method.
 
     :ivar numbers: as the attributes of rpc.MethodStats
     :ivar ended: how many calls have ended with each code
     """
 
-    numbers: dict[str, float]
-    ended: dict[str, int]
+    __slots__ = ("ended", "numbers")
+
+    def __init__(self, numbers: dict[str, float], ended: dict[str, int]) -> None:
+        self.numbers, self.ended = numbers, ended
 
 
 call_sums: Callable[[], dict[tuple[str, str, str], CallSums]] = dict

@@ -13,9 +13,12 @@ is the default: it selects what is sure to be safe (see doors.py and choice.py).
 from __future__ import annotations
 
 import fnmatch
-import ipaddress
 from collections.abc import Iterable
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ipaddress  # imported with the first pattern that has an address: most programs have none
 
 AUTO = "auto"
 
@@ -40,6 +43,8 @@ class _Pattern:
         if self.port is not None and self.port != port:
             return False
         if self.network is not None:
+            import ipaddress
+
             ip = ipaddress.ip_address(address.partition("%")[0])
             return ip in self.network
         return self.host == "*" or fnmatch.fnmatch(host.lower(), self.host)
@@ -94,6 +99,8 @@ def _read(text: str) -> _Pattern:
         number = int(port)
     network = None
     if "/" in host or _is_address(host):
+        import ipaddress
+
         try:
             network = ipaddress.ip_network(host, strict=False)
         except ValueError as exc:
@@ -120,6 +127,8 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _is_address(host: str) -> bool:
+    import ipaddress
+
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import ipaddress
 import logging
 import os
 import socket
@@ -36,8 +35,14 @@ def _address(host: str) -> tuple[int, bool, bool]:
 
     :raises ValueError: it is none
     """
-    ip = ipaddress.ip_address(host.partition("%")[0])
-    return ip.version, ip.is_link_local, ip.is_loopback
+    text = host.partition("%")[0]
+    try:
+        raw = socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+    except OSError:
+        raise ValueError(f"{host!r} is not a numeric address") from None
+    if len(raw) == 4:
+        return 4, raw[:2] == b"\xa9\xfe", raw[0] == 127
+    return 6, raw[0] == 0xFE and raw[1] & 0xC0 == 0x80, raw == b"\0" * 15 + b"\1"
 
 
 def numeric(host: str, port: int | str, family: int) -> list[SockAddr] | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import ipaddress
 import socket
 
 import pytest
@@ -9,7 +10,7 @@ from harness import HOST, Net, Recorder
 
 import rdmanet
 from rdmanet.base.scopes import scope_of, with_scope
-from rdmanet.stream.addresses import resolve
+from rdmanet.stream.addresses import _address, resolve
 
 pytestmark = [pytest.mark.once, pytest.mark.embedded_only("takes addresses of the loopback interface")]
 
@@ -223,3 +224,35 @@ async def test_a_server_shows_where_it_is_and_whether_it_serves(net: Net, host, 
     assert repr(server) == f"<RdmaServer serving {name}:{port} connections=0>"
     server.close()
     assert repr(server) == "<RdmaServer closed connections=0>"
+
+
+@pytest.mark.parametrize(
+    "host",
+    "127.0.0.1 127.255.0.9 128.0.0.1 169.254.3.4 169.253.1.1 0.0.0.0 10.1.2.3 ::1 :: fe80::1%lo fe80::1 febf::2 "
+    "fec0::1 ::ffff:10.0.0.1 2001:db8::5 1:2:3:4:5:6:7:8".split(),
+)
+def test_numeric_addresses_are_what_ipaddress_says(host: str) -> None:
+    known = ipaddress.ip_address(host.partition("%")[0])
+    assert _address(host) == (known.version, known.is_link_local, known.is_loopback)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "localhost",
+        "127.1",
+        "127.0.0.01",
+        "1.2.3.4.5",
+        "1.2.3.256",
+        " 127.0.0.1",
+        "127.0.0.1\0",
+        "::g",
+        "1::2::3",
+    ],
+)
+def test_names_are_no_numeric_addresses(host: str) -> None:
+    with pytest.raises(ValueError):
+        ipaddress.ip_address(host)
+    with pytest.raises(ValueError):
+        _address(host)

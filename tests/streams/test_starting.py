@@ -17,7 +17,7 @@ pytestmark = pytest.mark.embedded_only("the programs talk to themselves, by the 
 
 ROOT = Path(__file__).parents[2]
 
-OTHERS = "__future__ bisect ipaddress resource typing"
+OTHERS = "__future__ bisect resource typing"
 """What one echo imports beside rdmanet and asyncio. Whoever adds a module here adds its time to every start."""
 
 COMMON = """
