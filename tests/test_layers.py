@@ -141,7 +141,7 @@ ROOMS = [
         {"rpc.builtin"},
     ],
     [
-        {"rpc.channel", "rpc.pending", "rpc.unary", "rpc.stubs", "rpc.fetching"},
+        {"rpc.channel", "rpc.pending", "rpc.unary", "rpc.stubs", "rpc.awaiting", "rpc.fetching"},
         {
             "rpc.callee",
             "rpc.executing",

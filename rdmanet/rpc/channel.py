@@ -23,6 +23,7 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
+from rdmanet.rpc.awaiting import turn
 from rdmanet.rpc.calls import ITEM_BYTES, CallerBook, Inflow, Outflow
 from rdmanet.rpc.errors import ENDS_THE_PROGRAM, Code, Error, late, not_begun, not_sent, own
 from rdmanet.rpc.fetching import Fetching
@@ -219,7 +220,7 @@ class Channel(Calling):
 
     async def _call_lending(self, call: CallDetails, arguments: tuple[Any, ...], loans: Loans) -> Any:
         if call.waits and self._is_full():
-            await self._turn(call)  # with nothing on loan
+            await turn(self, call)  # with nothing on loan
         async with contextlib.AsyncExitStack() as block:
             sent, memory = await self._lend(call, arguments, loans, block)
             result = await self._call(call, sent, loans, memory, apart=True)
@@ -318,7 +319,7 @@ class Channel(Calling):
         """Make a call with these arguments, buffers as they are sent; `tail` as for `_begin`."""
         method, into = call.method, call.into
         if self._has_to_wait(call):
-            await self._turn(call)
+            await turn(self, call)
         future: asyncio.Future[Any] = self.loop.create_future()
         counter = self._counters[method.number]
         pending = Pending(method, future, counter, into)
@@ -359,12 +360,12 @@ class Channel(Calling):
         async with contextlib.AsyncExitStack() as block:
             block.enter_context(cut)
             if self._has_to_wait(call):
-                await self._turn(call)
+                await turn(self, call)
             if method.buffers or method.brings:
                 arguments, loans, _ = prepared(self.link, method, arguments)
                 arguments, memory = await self._lend(call, arguments, loans, block)
                 if self._has_to_wait(call):  # for others that began meanwhile
-                    await self._turn(call)
+                    await turn(self, call)
             pending = Pending(method, self.loop.create_future(), self._counters[method.number])
             inflow = Inflow(self.limits.stream_bytes)
             decode = functools.partial(method.decode_streamed, most=self.limits.decoded_bytes)

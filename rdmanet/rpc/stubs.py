@@ -6,17 +6,16 @@ Of each, inspect.signature() and help() say what they say of the method of the s
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
+from rdmanet.rpc.awaiting import heard, heard_items
 from rdmanet.rpc.call_metadata import Metadata
 from rdmanet.rpc.context import CURRENT, deadline_in
 from rdmanet.rpc.lending import Into
 from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.response import Response
-from rdmanet.rpc.streaming import Cut, Results
 
 
 class Options:
@@ -73,23 +72,6 @@ def _called(
     metadata, into, wait, response = options.metadata, options.into, options.wait, options.response
     details = CallDetails(method, arguments, stream, deadline, metadata, into, wait, response)
     if response is not None:
-        heard = _heard_items if streams_back else _heard
-        return heard(client._caller, details, response)
+        hear = heard_items if streams_back else heard
+        return hear(client._caller, details, response)
     return client._caller.stream(details) if streams_back else client._caller.unary(details)
-
-
-async def _heard(caller: Any, details: CallDetails, response: Response) -> Any:
-    """A call whose `Response` is filled in while it runs."""
-    with response.during_call():
-        result = await caller.unary(details)
-    return result  # not before: see Channel._call_lending
-
-
-def _heard_items(caller: Any, details: CallDetails, response: Response) -> Results:
-    async def heard() -> AsyncGenerator[Any, None]:
-        with cut, response.during_call():
-            async with contextlib.aclosing(caller.stream(details)) as items:
-                async for item in items:
-                    yield item
-
-    return Results(cut := Cut(), heard)

@@ -8,18 +8,19 @@ So `Unary` is what a coroutine is, for whoever awaits it: it has `send`, `throw`
 first step begins the call, and gives the future; the next one is the last. If more has to be awaited, before the call
 is sent or after its answer has come, a coroutine does that, and this passes everything on to it.
 
-CPython runs a coroutine by `am_send`, which returns a result without an exception. Cython has no way to define that; so
-it is put into the type here.
+A task of CPython runs it by `am_send`, and a coroutine that awaits it by `tp_iternext`, since Python 3.12. Cython cannot
+define the first, and lets the second add a traceback to each StopIteration. So both are put into the type here.
 """
 
 import warnings
-from asyncio import CancelledError, timeout_at
+from asyncio import CancelledError
 
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
-from rdmanet.rpc.errors import late, not_begun, own
+from rdmanet.rpc.awaiting import fetched
+from rdmanet.rpc.errors import late
 from rdmanet.rpc.messages import Cancel, Release
 from rdmanet.rpc.stats import ending_of
 
@@ -31,12 +32,31 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    static void rn_give_am_send(PyObject *type, void *send)
+    static sendfunc rn_unary_send;
+
+    static PyObject *rn_unary_next(PyObject *self)
     {
-        ((PyTypeObject *)type)->tp_as_async->am_send = (sendfunc)send;
+        PyObject *outcome = NULL, *end;
+        PySendResult state = rn_unary_send(self, Py_None, &outcome);
+
+        if (state != PYGEN_RETURN)
+            return outcome;
+        if (outcome != Py_None && (end = PyObject_CallFunctionObjArgs(PyExc_StopIteration, outcome, NULL))) {
+            PyErr_SetObject(PyExc_StopIteration, end);
+            Py_DECREF(end);
+        }
+        Py_DECREF(outcome);
+        return NULL;
+    }
+
+    static void rn_unary_slots(PyObject *type, void *send)
+    {
+        rn_unary_send = (sendfunc)send;
+        ((PyTypeObject *)type)->tp_as_async->am_send = rn_unary_send;
+        ((PyTypeObject *)type)->tp_iternext = rn_unary_next;
     }
     """
-    void rn_give_am_send(object type, void *send)
+    void rn_unary_slots(object type, void *send)
 
 cdef enum:
     RETURNS = 0                     # PYGEN_RETURN
@@ -63,23 +83,6 @@ cdef class Calling:
         """Whether the call has to wait for its turn before it can be sent."""
         return self.link.turns.busy or (call.waits and self._is_full())
 
-    async def _turn(self, CallDetails call):
-        """Wait until a call can be sent, and send it then before anything else is awaited."""
-        turns, book = self.link.turns, self.book
-        try:
-            async with timeout_at(call.deadline):
-                while True:
-                    if call.waits and self._is_full():
-                        await self._places.wait()
-                    if not turns.busy:
-                        return
-                    await turns.wait()
-                    if not call.waits or len(book) < book.calls_max:
-                        return
-        except TimeoutError:
-            is_own = call.waits and self._is_full()  # else the server does not read
-            raise not_begun(own(late()) if is_own else late()) from None
-
     cpdef _begin(self, Pending pending, CallDetails call, object arguments, object memory=None, object inflow=None,
                  object outflow=None, bint apart=False, object tail=None):
         """Send it. Returns the timer of its deadline, or None."""
@@ -104,22 +107,6 @@ cdef class Calling:
     def _release(self, number):
         """The result of this call is not needed any more."""
         self.link.send(Release(number))
-
-    async def _fetched(self, Pending pending, result, deadline, timer):
-        """The end of a call of which an answer has come: the result, which may still have to be read."""
-        counter = pending.counter
-        try:
-            found = await self.fetching.take(pending, result, deadline)
-            counter.ok += 1
-            counter.seconds += self.link.heard_at - pending.begun_at
-        except BaseException as exc:
-            counter.count_failed(ending_of(exc), self.loop.time() - pending.begun_at)
-            raise
-        finally:
-            del pending  # which has the error, and that has this frame
-            if timer is not None:
-                timer.cancel()
-        return found
 
 
 @cython.final
@@ -174,7 +161,7 @@ cdef class Unary:
         try:
             result = pending.future.result()
             if pending.method.result_is_apart and type(result) is not bytes:
-                self._rest = self._calling._fetched(pending, result, self._call.deadline, self._timer)
+                self._rest = fetched(self._calling, pending, result, self._call.deadline, self._timer)
                 self._timer = None
                 return self._goes_on(None, outcome)
         except BaseException as exc:
@@ -227,11 +214,11 @@ cdef class Unary:
         """As a coroutine's."""
         cdef Pending pending = self._pending
         self._has_begun = True
-        if pending is None and self._rest is not None:
-            return self._rest.throw(kind, value, traceback)
         error = kind if isinstance(kind, BaseException) else value
         if not isinstance(error, BaseException):
             error = kind() if error is None else kind(error)
+        if pending is None and self._rest is not None:
+            return self._rest.throw(error)
         if pending is not None:
             self._pending = None
             if isinstance(error, CancelledError):
@@ -264,4 +251,4 @@ cdef int send(Unary self, object value, PyObject **outcome) except -1:
     return self.step(value, outcome)
 
 
-rn_give_am_send(Unary, <void *>send)
+rn_unary_slots(Unary, <void *>send)

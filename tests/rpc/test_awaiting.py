@@ -2,6 +2,7 @@
 
 import asyncio
 import collections.abc
+import functools
 import gc
 import inspect
 import warnings
@@ -82,20 +83,25 @@ async def test_one_that_nobody_awaits(net: Net):
     assert service.calls == 0
 
 
-async def test_its_steps_by_hand(net: Net):
-    """The first one gives the future, which a task would wait for."""
+@pytest.mark.parametrize("method", ["wait", "pair", "fails"])
+@pytest.mark.parametrize("by", ["send", "next"])
+async def test_its_steps_by_hand(net: Net, method: str, by: str):
+    """The first one gives the future, which a task would wait for. A coroutine that awaits it takes them by `next`."""
     service = Store()
-    client, server = await net.pair(service)
-    call = client.wait()
-    future = call.send(None)
-    assert asyncio.isfuture(future) and future._asyncio_future_blocking
-    await until_seen(lambda: service.calls == 1)
     service.gate.set()
+    client, _ = await net.pair(service)
+    call = getattr(client, method)()
+    step = functools.partial(call.send, None) if by == "send" else functools.partial(next, call.__await__())
+    future = step()
+    assert asyncio.isfuture(future) and future._asyncio_future_blocking
     await asyncio.wait([future])
-    with pytest.raises(StopIteration) as found:
-        call.send(None)
-    assert found.value.value is None
-    assert rpc.stats(client)["wait"].ended == {"OK": 1}
+    with pytest.raises(rpc.Error if method == "fails" else StopIteration) as found:
+        step()
+    if method == "fails":
+        assert rpc.stats(client)[method].ended == {"ABORTED": 1}
+    else:
+        assert found.value.value == ((1, 2) if method == "pair" else None)
+        assert rpc.stats(client)[method].ended == {"OK": 1}
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "throw"])
