@@ -7,9 +7,7 @@ from rdmanet.stream.parts cimport Life
 
 @cython.final
 cdef class Lifecycle(Life):
-    cdef object _on_over
     cpdef _close(self, object event)
     cdef _say_abort(self, object event, str reason)
     cdef _deliver_eof(self)
     cdef _end(self, int actions)
-    cdef _tell_over(self)

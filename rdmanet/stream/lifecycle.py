@@ -15,11 +15,8 @@ A ``Lifecycle`` connects parts that do not know each other, and carries out what
 * ``WritingHalf`` (writing.py) knows why a write is refused, and who waits for room.
 * ``Callbacks`` (callbacks.py) calls the application's protocol.
 * ``Deadlines`` (deadlines.py) limits what waits for the peer.
-* ``Teardown`` (teardown.py) takes the connection apart, once, in the order of `steps_of_end` (parts.py).
-
-A connection of a program that expects TCP is left to the device when it is closed and everything has been posted
-(`leave_to_device`): connection_lost() is called in the next turn, as over TCP, and neither abort() nor an exception
-ends anything then. What the device may still touch is kept until it is done, or until a close takes too long.
+* ``Teardown`` (teardown.py) takes the connection apart, once, in the order of `steps_of_end`. When the program hears of
+  the end is in ending.py.
 
 The transport above gives commands, such as `close`, and reads the parts. While the connection exists, the loop context
 and these parts refer to the life, and the life refers to the transport. `detach` cuts these references, so that an
@@ -30,8 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import errno
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,7 +36,7 @@ from rdmanet._core import CMID, process_id
 from rdmanet.base.late_import import imported
 from rdmanet.errors import name_peer
 from rdmanet.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
-from rdmanet.stream import tls
+from rdmanet.stream import ending, tls
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.callbacks import Callbacks, is_buffered
 from rdmanet.stream.connection import Connection
@@ -50,7 +45,7 @@ from rdmanet.stream.establish import Endpoint, Role
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
-from rdmanet.stream.parts import Life, facts_now, keep_received, plain_row, steps_of_end
+from rdmanet.stream.parts import Life, facts_now, plain_row
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.reports import Reports
 from rdmanet.stream.teardown import FAREWELL_S, Teardown
@@ -66,11 +61,10 @@ _STOP_READING, _DISCARD_WRITES, _SEND_FIN, _SEND_ABORT, _DELIVER_EOF, _LOSE, _DI
 )
 
 # As globals: before Python 3.12 an enum takes twenty times as long to give a member.
-_CLOSED, _CLOSING, _TOLD_LOSS, _LOSS_HELD_BACK = State.CLOSED, State.CLOSING, Told.LOSS, Told.LOSS_HELD_BACK
+_CLOSED, _CLOSING = State.CLOSED, State.CLOSING
 _DRAINING = (State.DRAINING, State.DRAINING_TO_EOF)
-_TOLD = (Told.LEFT_TO_DEVICE, _TOLD_LOSS)
+_TOLD = (Told.LEFT_TO_DEVICE, Told.LOSS)
 _CLOSE, _CLOSE_DUE, _EOF_DECLINED = Event.CLOSE, Writing.CLOSE_DUE, Event.EOF_DECLINED
-_LEAVE, _LOSE_NOW = TellingEvent.LEAVE, TellingEvent.LOSE
 
 _E = Event
 _ABORT_CODES = {_E.PEER_VIOLATED: credit.AbortCode.PROTOCOL, _E.TIMED_OUT: credit.AbortCode.TIMEOUT}
@@ -101,7 +95,7 @@ class Lifecycle(Life):
         :param on_over: called once, when the connection, or the attempt, is over for its program
         """
         self.loop_context, self.loop, self.config = loop_context, loop_context.loop, config
-        self.on_made, self._on_over = on_made, on_over
+        self.on_made, self.on_over = on_made, on_over
         self.facts = Facts()
         reports = Reports(self)
         self.machine = Machine()
@@ -114,7 +108,7 @@ class Lifecycle(Life):
             loop_context.waits, self.machine, self.connection, config.close_timeout, reports
         )
         self.teardown = Teardown(
-            self.loop, self._disconnect, partial(steps_of_end, self), self.callbacks.report
+            self.loop, partial(ending.disconnect, self), partial(ending.steps_of_end, self), self.callbacks.report
         )
         self.readiness: Readiness | None = None
         loop_context.connections.add(self)
@@ -298,7 +292,7 @@ class Lifecycle(Life):
             if machine.state is _CLOSING:
                 self.deadlines.begin_close()  # also where write_eof() had asked for the Fin already
                 if self.config.lost_peer == "eof":
-                    self.leave_to_device()
+                    ending.leave_to_device(self)
             if actions & _SEND_ABORT:
                 self._say_abort(event, reason)
             if actions & _DELIVER_EOF:
@@ -326,28 +320,9 @@ class Lifecycle(Life):
         if not keep_open and not self.machine.closing:
             self._close(_EOF_DECLINED)
 
-    def leave_to_device(self) -> None:
-        """Of programs that expect TCP: call connection_lost() in the next turn, if nothing is left to post.
-
-        There the kernel has the rest then, here the device: `until_sent` waits for it when the loop ends. Not if the
-        device uses the program's own memory.
-        """
-        connection = self.connection
-        if connection.get_write_buffer_size() or connection.borrows_memory or connection.lands:
-            return
-        if self.machine.tell(_LEAVE):
-            self.loop.call_soon(self._lose_as_tcp, context=self.callbacks.context)
-
-    def _lose_as_tcp(self) -> None:
-        if self.machine.error is None and self.machine.tell(_LOSE_NOW):
-            try:
-                self.callbacks.connection_lost(None)
-            finally:
-                self._tell_over()  # nobody waits for the device, as nobody waits for TCP's kernel
-
     def _end(self, actions: int) -> None:
         if actions & _LOSE:
-            self.loop.call_soon(self._lose, context=self.callbacks.context)
+            self.loop.call_soon(ending.lose, self, context=self.callbacks.context)
         if actions & _DISCONNECT:
             self.connection.stop_posting()
             self.teardown.disconnect()
@@ -363,43 +338,9 @@ class Lifecycle(Life):
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def _lose(self) -> None:
-        """Call connection_lost(), but not before our Abort has left if the peer may write to memory until then."""
-        if self.teardown.in_farewell and self.connection.lands:
-            self.machine.tell(TellingEvent.HOLD_BACK)
-        if self.machine.told is not _LOSS_HELD_BACK:
-            self._call_connection_lost()
-
-    def _call_connection_lost(self) -> None:
-        """The last callback, then the end of everything that the connection held."""
-        if self.teardown.released:
-            return
-        tells = self.machine.tell(_LOSE_NOW)
-        if self.connection.lands:  # from here on, the program's memory is its own
-            self.connection.end_keys()
-            self.connection.lose_landings()
-        if self.known_regions is not None:
-            self.known_regions.lost()  # now, though the peer may not have learned of the end yet
-        try:
-            if tells:
-                error: Any = self.machine.error
-                self.callbacks.connection_lost(error)
-        finally:
-            if self.readiness is not None:
-                self.readiness.close()
-            self.teardown.release()
-
     def end_now(self, error: Exception | None = None) -> None:
         """End at once, and do not wait until the peer has heard of it; connection_lost() gets this error."""
-        machine = self.machine
-        made = not machine.opening
-        if made and machine.state is not _CLOSED and machine.error is None:
-            machine.error = error
-        machine.receive(Event.ABORT)
-        self.connection.stop_writing()
-        if made and machine.told is not _TOLD_LOSS and not self.loop.is_closed():
-            self.callbacks.context.run(self._call_connection_lost)
-        self.release_now()
+        ending.end_now(self, error)
 
     def release_now(self) -> None:
         """Give everything back at once. Later calls do nothing."""
@@ -415,28 +356,7 @@ class Lifecycle(Life):
         self.connection.when_delivered()
 
     def _loop_ended(self) -> None:
-        """The loop ends before the connection. While the loop still runs, those who wait are told."""
-        if not self.teardown.wanted:
-            self.release_now()
-            return
-        machine, transport = self.machine, self.callbacks.transport
-        unclosed, error = "", None
-        made = not machine.opening and machine.state is not _CLOSED and machine.told is not _TOLD_LOSS
-        if made and (not machine.closing or self.connection.undelivered):
-            unclosed = f"unclosed transport {transport!r}"
-            error = ConnectionAbortedError(errno.ECONNABORTED, "the event loop has ended")
-            name_peer(error, self.facts.get("peername"))
-        self.end_now(error)
-        if unclosed:  # last, because the program may turn warnings into exceptions
-            warnings.warn(unclosed, ResourceWarning, stacklevel=2, source=transport)
-
-    def _disconnect(self) -> None:
-        """End the connection, and keep what it has received until that is delivered."""
-        self.endpoint.disconnect()
-        if self.machine.told is _LOSS_HELD_BACK:
-            self.loop.call_soon(self._call_connection_lost, context=self.callbacks.context)
-        if self.machine.state is not _CLOSED:
-            keep_received(self)
+        ending.loop_ended(self)
 
     def detach(self) -> None:
         """Everything is given back: forget those who refer to this."""
@@ -449,11 +369,7 @@ class Lifecycle(Life):
         self.facts.close()
         if not self.endpoint.connecting:  # else the caller of connect() is still to ask for the protocol
             self.callbacks.let_go()
-        self._tell_over()
-
-    def _tell_over(self) -> None:
-        on_over, self._on_over = self._on_over, lambda: None
-        on_over()
+        ending.tell_over(self)
 
 
 # Imported at their first use; see stream/whole.py.

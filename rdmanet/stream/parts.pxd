@@ -1,7 +1,4 @@
-"""The C face of parts.py: the parts of a life as fields, so that those who use one need not look it up.
-
-What is handed on as a callable (`stop`, `over`, `detach`) is no C method: taking a reference to one makes a function.
-"""
+"""The C face of parts.py: the parts of a life as fields, so that those who use one need not look it up."""
 
 cimport cython
 
@@ -14,7 +11,7 @@ from rdmanet.stream.writing cimport WritingHalf
 
 
 cdef class Life:
-    cdef public object loop_context, loop, config, connection, known_regions, facts, readiness, on_made
+    cdef public object loop_context, loop, config, connection, known_regions, facts, readiness, on_made, on_over
     cdef public Machine machine
     cdef public Endpoint endpoint
     cdef public WritingHalf writing
@@ -26,11 +23,8 @@ cdef class Life:
     cpdef handle_error(self, object event, object error, str reason)
     cpdef close(self)
     cpdef callback_raised(self, object exc, str name)
-    cpdef leave_to_device(self)
 
 
-cpdef keep_received(Life life)
-cpdef list steps_of_end(Life life)
 cpdef tuple facts_now(Life life)
 cpdef tuple plain_row(Life life)
 

@@ -1,8 +1,9 @@
 # cython: annotation_typing=False, nonecheck=True, auto_pickle=False
-"""The parts of one connection, what they may ask of its life, and the order in which they are taken apart.
+"""The parts of one connection, what they may ask of its life, and what is known of it at any moment.
 
 ``Lifecycle`` (lifecycle.py) has the parts, which do not know each other. What concerns several of them, and decides
-nothing about the life, is in files of its own, which see a life as it is described here: beginning.py and reports.py.
+nothing about the life, is in files of its own, which see a life as it is described here: beginning.py, reports.py and
+ending.py.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Life:
     :ivar readiness: what shows whether there is something to read, once somebody has asked for that
     :ivar teardown: how far it is taken apart
     :ivar on_made: to be called when the connection is established
+    :ivar on_over: the same, once, when the connection, or the attempt, is over for its program
     """
 
     loop: asyncio.AbstractEventLoop
@@ -62,6 +64,7 @@ class Life:
     readiness: Readiness | None
     teardown: Teardown
     on_made: Callable[[], None]
+    on_over: Callable[[], None]
 
     @property
     def regions(self) -> Regions:
@@ -84,10 +87,6 @@ class Life:
         """The protocol's method of that name raised."""
         raise NotImplementedError
 
-    def leave_to_device(self) -> None:
-        """Our Fin is posted: the program need not wait for the device, if it expects TCP."""
-        raise NotImplementedError
-
     def detach(self) -> None:
         """Everything is given back: forget those who refer to the life."""
         raise NotImplementedError
@@ -95,45 +94,6 @@ class Life:
     def release_now(self) -> None:
         """Give everything back at once."""
         raise NotImplementedError
-
-
-def keep_received(life: Life) -> None:
-    """The connection is over, and what it has received is still to be delivered: give the rest back.
-
-    Whoever waits for remote memory waits in vain now, and may be the reason why the reader is paused.
-    """
-    if life.known_regions is not None:
-        life.known_regions.end_bindings()
-    life.connection.end_keys()
-    life.endpoint.destroy_queue_pair()
-    life.connection.lose_operations()
-    life.connection.lose_loans()
-    life.connection.lose_landings()
-    if life.known_regions is not None:
-        life.known_regions.close()
-    if not life.loop.is_closed():
-        life.writing.over()
-
-
-def steps_of_end(life: Life) -> list[Callable[[], None]]:
-    """What gives everything back, in this order.
-
-    The peer's keys before the queue pair that they are bound to, which is in ERR by then; the queue pair before the
-    memory that it writes into; the identifier after its queue pair (rdma_destroy_id(3)); those who wait are told last.
-    """
-    connection, endpoint, regions = life.connection, life.endpoint, life.known_regions
-    steps = [life.deadlines.stop, endpoint.disconnect]
-    if regions is not None:
-        steps.append(regions.end_bindings)
-    steps += connection.end_keys, endpoint.destroy_queue_pair, connection.release, endpoint.destroy_id
-    if regions is not None:
-        steps.append(regions.close)
-    if not life.loop.is_closed():
-        steps.append(life.writing.over)
-    if life.readiness is not None:
-        steps.append(life.readiness.close)
-    steps.append(life.detach)
-    return steps
 
 
 def facts_now(life: Life) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from rdmanet._core import QP, CMEvent
 from rdmanet.base import log_rate
 from rdmanet.errors import CompletionResetError, completion_error
 from rdmanet.protocol import Event, State, Told
-from rdmanet.stream import beginning
+from rdmanet.stream import beginning, ending
 from rdmanet.stream.connection import Failure
 from rdmanet.stream.parts import Life
 
@@ -88,7 +88,7 @@ class Reports:
         if not life.connection.send_control(_FIN):
             life.connection.when_flushed()
         elif life.machine.state is _CLOSING and life.config.lost_peer == "eof":
-            life.leave_to_device()
+            ending.leave_to_device(life)
 
     def delivered(self) -> None:
         self._life.loop_context.parting.look()

@@ -8,7 +8,7 @@ memory to free, and one thing delays both: our Abort frame tells the peer the re
 another path, would overtake it. So the disconnection waits until the Abort has arrived, or the peer's time is up. This
 is the farewell. How far the end is says a state, `Ending`, whose table is with the others in protocol.py.
 
-The steps that lead to RELEASED, and their order, are `steps_of_end` (parts.py). Each is taken once, even if others
+The steps that lead to RELEASED, and their order, are `steps_of_end` (ending.py). Each is taken once, even if others
 raise.
 """
 
