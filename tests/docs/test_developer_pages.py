@@ -1,4 +1,4 @@
-"""Each line of docs/developers/message.md is in the function that the page names; the glossary names files."""
+"""What the developers' pages name is there: lines of docs/developers/message.md, files of the glossary, places."""
 
 import importlib.util
 import re
@@ -53,6 +53,25 @@ def test_the_files_of_the_glossary_are_there() -> None:
     assert not [
         file for file in files if not (ROOT / "rdmanet" / file).exists() and not (ROOT / file).exists()
     ]
+
+
+def test_the_places_to_look_are_there() -> None:
+    """In each row of the table, each name is in one of the files, or folders, that the row names."""
+    text = (
+        (ROOT / "docs" / "architecture.md").read_text().partition("## Where to look")[2].partition("\n## ")[0]
+    )
+    rows = re.findall(r"^\| ([^|]+\?) \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 30
+    missing = []
+    for question, places in rows:
+        words = re.findall(r"`([^`]+)`", places)
+        files = [ROOT / "rdmanet" / word for word in words if "/" in word or word.endswith(".py")]
+        missing += [(question, str(file)) for file in files if not file.exists()]
+        inside = [path for file in files for path in (file.rglob("*.[ch]") if file.is_dir() else [file])]
+        known = set(re.findall(r"\w+", " ".join(path.read_text() for path in inside if path.exists())))
+        names = [word for word in words if "/" not in word and not word.endswith(".py")]
+        missing += [(question, part) for name in names for part in name.split(".") if part not in known]
+    assert not missing
 
 
 def test_what_is_said_to_be_public_exists():
