@@ -6,11 +6,8 @@ device that reports every receive as a SEND's (so the first is off); a SEND with
 WRITE must fail even there, by the other two.
 """
 
-import pytest
-
 from .play import TRANSPORTS, Play
 
-RINGS = pytest.mark.parametrize("ring", ["own", "shared"])
 NOT_A_SEND = "a receive was completed by something else than a SEND"
 
 
@@ -25,46 +22,42 @@ def tried(play: Play, *attacks: str) -> dict[str, dict]:
     return said
 
 
-def is_refused(said: dict, ring: str, words: str) -> bool:
-    """On a shared queue a peer that breaks the rules gets no Abort."""
-    return said["echoed"] == "" and said["words"] == (words if ring == "own" else None)
+def is_refused(said: dict, words: str) -> bool:
+    return said["echoed"] == "" and said["words"] == words
 
 
 @TRANSPORTS
-@RINGS
-def test_a_message_with_32_bits(stage, guarded, way, ring):
-    play = Play(stage, way, "" if guarded else "recv-opcode", "offer", ring)
+def test_a_message_with_32_bits(stage, guarded, way):
+    play = Play(stage, way, "" if guarded else "recv-opcode", "offer")
     said = tried(play, "imm:21")["imm:21"]
     assert said["sent"] == "SUCCESS"
     if guarded:
-        assert is_refused(said, ring, NOT_A_SEND)
+        assert is_refused(said, NOT_A_SEND)
     else:
         assert said["echoed"] == "frame"
 
 
 @TRANSPORTS
-@RINGS
-def test_writes_that_complete_a_receive(stage, guarded, way, ring):
+def test_writes_that_complete_a_receive(stage, guarded, way):
     """Of no bytes, of as many as a header has, and more: none is echoed, and each costs its connection."""
     attacks = ("write:0", "write:16", "write:23", "write:200")
-    play = Play(stage, way, "" if guarded else "recv-opcode", "offer", ring)
+    play = Play(stage, way, "" if guarded else "recv-opcode", "offer")
     for attack, said in tried(play, *attacks).items():
         assert said["sent"] == "SUCCESS", attack
         assert said["echoed"] == "", attack
         if guarded:
-            assert is_refused(said, ring, NOT_A_SEND), attack
+            assert is_refused(said, NOT_A_SEND), attack
     lost = [play.expect("lost") for _ in attacks]
     assert {each["error"] for each in lost} == {"ProtocolError"}
 
 
 @TRANSPORTS
-@RINGS
-def test_less_than_a_header(stage, way, ring):
+def test_less_than_a_header(stage, way):
     """The rest of it, from the message before, is neither used nor told."""
     attacks = [f"send:{size}" for size in range(16)]
-    play = Play(stage, way, "", "offer", ring)
+    play = Play(stage, way, "", "offer")
     for size, said in enumerate(tried(play, *attacks).values()):
         assert said["sent"] == "SUCCESS"
-        assert is_refused(said, ring, f"a frame of {size} bytes is shorter than its 16-byte header")
+        assert is_refused(said, f"a frame of {size} bytes is shorter than its 16-byte header")
     for _ in attacks:
         assert play.expect("lost")["error"] == "ProtocolError"

@@ -1,7 +1,4 @@
-"""The victim: an echo server that sleeps between messages. It ends when it is told nothing more.
-
-usage: scribbles_victim.py [shared]
-"""
+"""The victim: an echo server that sleeps between messages. It ends when it is told nothing more."""
 
 import asyncio
 import os
@@ -34,9 +31,7 @@ def engine_ns():
 
 async def main():
     loop = asyncio.get_running_loop()
-    server = await rdmanet.start_rdma_server(
-        Echo, "127.0.0.1", 0, busy_poll=0, close_timeout=1, shared_receive="shared" in argv
-    )
+    server = await rdmanet.start_rdma_server(Echo, "127.0.0.1", 0, busy_poll=0, close_timeout=1)
     async with server:
         say(port=server.sockets[0].getsockname()[1], pid=os.getpid())
         while await loop.run_in_executor(None, hear) is not None:
