@@ -68,6 +68,8 @@ cdef class OperationQueue:
         self.backlog = collections.deque()
         self.cells, self.cell_mrs = [], []
         cq.reserved += self.depth
+        if self.table().queues is None:
+            self.table().queues = []
         self.table().queues.append(weakref.ref(self))
 
     def __del__(self):

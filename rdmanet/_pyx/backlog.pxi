@@ -33,19 +33,20 @@ cdef Loan loan_of(view):
 
 @cython.final
 cdef class Backlog:
-    cdef object chunks          # deque of bytes and Loans
+    cdef object chunks          # deque of bytes and Loans; None until there is one
     cdef size_t offset          # how much of the first is taken already
     cdef size_t size            # bytes in all that are left
     cdef uint32_t loans         # mutable ones, here or in flight, that have not ended
     cdef size_t lent            # bytes of these that the device reads, or may read
     cdef list spent             # Loans that are taken: their memory's finalizers may write, so not while we pump
 
-    def __cinit__(self):
-        self.chunks = collections.deque()
-        self.spent = []
+    cdef inline object queue(self):
+        if self.chunks is None:
+            self.chunks = collections.deque()
+        return self.chunks
 
     cdef inline int append(self, bytes chunk) except -1:
-        self.chunks.append(chunk)
+        self.queue().append(chunk)
         self.size += <size_t>PyBytes_GET_SIZE(chunk)
         return 0
 
@@ -53,7 +54,7 @@ cdef class Backlog:
         """Bytes that come before all others."""
         if self.offset:
             self.split_first()
-        self.chunks.appendleft(chunk)
+        self.queue().appendleft(chunk)
         self.size += <size_t>PyBytes_GET_SIZE(chunk)
         return 0
 
@@ -69,7 +70,7 @@ cdef class Backlog:
         return 0
 
     cdef int append_loan(self, Loan loan) except -1:
-        self.chunks.append(loan)
+        self.queue().append(loan)
         self.size += loan.size
         self.loans += loan.mutable
         return 0
@@ -92,6 +93,8 @@ cdef class Backlog:
             self.chunks.popleft()
             self.offset = 0
             if type(first) is Loan:
+                if self.spent is None:
+                    self.spent = []
                 self.spent.append(first)
                 (<Loan>first).taken = True
                 self.look_for_end(first)
@@ -135,7 +138,7 @@ cdef class Backlog:
 
     cdef int let_go(self) except -1:
         """Drop the spent Loans; the send log keeps those that the device reads. Their memory's finalizers may write."""
-        spent, self.spent = self.spent, []
+        spent, self.spent = self.spent, None
         return 0
 
     cdef void forget_loans(self) noexcept:
@@ -145,9 +148,9 @@ cdef class Backlog:
 
     cdef int clear(self) except -1:
         """Drop what is left. What the device reads goes on until it completes."""
-        chunks, self.chunks = self.chunks, collections.deque()
+        chunks, self.chunks = self.chunks, None
         self.size = self.offset = 0
-        for chunk in chunks:
+        for chunk in chunks or ():
             if type(chunk) is Loan:
                 (<Loan>chunk).taken = True
                 self.look_for_end(chunk)

@@ -77,7 +77,7 @@ cdef class Connection(Receiver):
     @property
     def places(self):
         """Whether both sides know direct placement."""
-        return self.landings is not None
+        return self.ledger is not None and self.ledger.placement
 
     @property
     def has_heard(self):
@@ -244,15 +244,24 @@ cdef class Connection(Receiver):
 
     def placement_news(self):
         """What a Credit that goes now has to say of it: (wants, unwanted, answered) or None; whether there is more."""
-        news = (self.landings.say(self), self.landings.wants.unwanted(), self.peer_wants.answered())
-        return news if any(news) else None, self.landings.has_news(self)
+        said, unwanted, answered = (), 0, 0
+        if self.landings is not None:
+            said, unwanted = self.landings.say(self), self.landings.wants.unwanted()
+        if self.peer_wants is not None:
+            answered = self.peer_wants.answered()
+        news = (said, unwanted, answered) if said or unwanted or answered else None
+        return news, self.landings is not None and self.landings.has_news(self)
 
     def hear_placement(self, wants, unwanted, answered):
         """What the peer's Credit says of it. Raises ProtocolError."""
-        self.landings.wants.hear(answered)
-        self.landings.sweep(self)
-        self.peer_wants.hear(wants, unwanted)
-        if self.peer_wants.answer_due or self.landings.has_news(self):
+        cdef Landings landings = landings_of(self) if answered else self.landings
+        cdef PeerWants peer_wants = peer_wants_of(self) if wants or unwanted else self.peer_wants
+        if landings is not None:
+            landings.wants.hear(answered)
+            landings.sweep(self)
+        if peer_wants is not None:
+            peer_wants.hear(wants, unwanted)
+        if (peer_wants is not None and peer_wants.answer_due) or (landings is not None and landings.has_news(self)):
             credit_is_due(self)
         self.engine.flush_later(self)
 

@@ -36,6 +36,8 @@ cdef extern from *:
 cdef enum:
     PLACES_MIN = 16
 
+cdef list _NOTHING_POSTED = []     # of all that have no places yet; the engine's connections never have any
+
 
 @cython.final
 @cython.no_gc_clear
@@ -59,11 +61,10 @@ cdef class _InFlight:
     cdef uint64_t tag          # generation and queue
     cdef uint64_t oldest, next_position
     cdef uint64_t places       # a power of two, or 0
-    cdef list queues           # weak references to the OperationQueues whose operations wait for room here
+    cdef list queues           # weak references to the OperationQueues whose operations wait for room here, or None
 
     def __init__(self, uint64_t generation, bint send, bint overtakes=False, bint all_signaled=False):
-        self.ring = []      # as long as nothing is posted: the engine's connections keep their own logs
-        self.queues = []
+        self.ring = _NOTHING_POSTED
         self.tag = generation << QP_GENERATION_SHIFT | send
         if overtakes:
             self.waits = bytearray()
@@ -164,7 +165,7 @@ cdef class _InFlight:
         cdef OperationQueue queue
         cdef Py_ssize_t i
         cdef object wr_id
-        self.places, self.ring = 0, []
+        self.places, self.ring = 0, _NOTHING_POSTED
         if self.waits is not None:
             self.waits = bytearray()
         self.oldest = self.next_position
@@ -173,7 +174,7 @@ cdef class _InFlight:
                 wr_id = rn_pair_take(ring, i)
                 if type(wr_id) is Operation:
                     (<Operation>wr_id).lost()
-        for reference in self.queues:
+        for reference in self.queues or ():
             queue = reference()
             if queue is not None:
                 queue.emptied()

@@ -72,7 +72,7 @@ cdef class Landing:
 @cython.final
 @cython.no_gc_clear
 cdef class Landings:
-    """All of a connection that are not over, and whether new ones pay."""
+    """All of a connection that are not over, and whether new ones pay. Made when a read first asks (receiver.pxi)."""
 
     cdef OurWants wants
     cdef list open
@@ -85,8 +85,8 @@ cdef class Landings:
     cdef uint32_t next_pause
     cdef uint64_t bytes_placed
 
-    def __cinit__(self):
-        self.wants = OurWants(0)
+    def __cinit__(self, uint64_t position):
+        self.wants = OurWants(position)
         self.open = []
         self.windows = []
         self.next_pause = PAUSE_LEAST

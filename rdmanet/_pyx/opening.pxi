@@ -87,8 +87,6 @@ cdef int agree_on(Receiver connection, Ledger ledger, uint32_t frame_bytes, uint
     """Both sides' geometry is known."""
     connection.engine.learn_of_peer(connection, solicits)
     agree_on_frames(connection, ledger, frame_bytes, depth)
-    if ledger.placement:
-        connection.landings = Landings()
     return 0
 
 

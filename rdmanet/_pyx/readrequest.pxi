@@ -165,12 +165,14 @@ cdef class ReadRequest(WaitingRead):
         cdef Receiver connection = self.sink.connection
         cdef AllocatedMemory memory
         if (
-            connection is None or connection.landings is None or <size_t>self.size < connection.engine.place_bytes
+            connection is None or connection.ledger is None or <size_t>self.size < connection.engine.place_bytes
             or connection.engine.by_hand or connection.engine.pid != verbs.rn_pid
         ):
             return 0
         memory = memory_at(<char *>self.view.buf, <size_t>self.size)
-        if memory is not None and connection.landings.expect(connection):
+        if memory is None or landings_of(connection) is None:
+            return 0
+        if connection.landings.expect(connection):
             self.placed = PlacedRead.__new__(PlacedRead)
             self.placed.memory = memory
         return 0
@@ -179,6 +181,7 @@ cdef class ReadRequest(WaitingRead):
         """Let the peer know where the rest of this read is wanted, if it may then place much."""
         cdef IntoReader sink = self.sink
         cdef Receiver connection = sink.connection
+        cdef Landings landings
         cdef size_t rest = <size_t>(self.size - self.have), granted, least
         if connection is None or not connection.attached or self.placed.landing is not None:
             return 0
@@ -193,7 +196,10 @@ cdef class ReadRequest(WaitingRead):
                 return 0
         elif not sink.got_much:
             return 0
-        self.placed.landing = connection.landings.name(
+        landings = landings_of(connection)      # it may be another connection than the one that was asked
+        if landings is None:
+            return 0
+        self.placed.landing = landings.name(
             connection, sink, self.placed.memory, <object>self.view.obj, <char *>self.view.buf + self.have, rest,
             self.kind == READ_INTO_EXACTLY)
         return 0

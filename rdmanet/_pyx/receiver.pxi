@@ -39,7 +39,7 @@ cdef class Receiver(Sender):
     cdef size_t spill_bytes             # unread bytes that it takes in at least, whatever its ring
     cdef Inbox inbox                    # what has come
     cdef uint32_t repost_at             # consumed slots that are posted again in one call
-    cdef Landings landings              # where the peer may place bytes; None if both sides have not agreed on that
+    cdef Landings landings              # where the peer may place bytes; None: no read has asked for that yet
     cdef bytes ping_body
     cdef list early                     # control frames that came before we were established
     cdef Sink sink                      # where received bytes go
@@ -59,6 +59,16 @@ cdef class Receiver(Sender):
 
     def __cinit__(self):
         self.inbox = Inbox()
+
+
+cdef Landings landings_of(Receiver connection):
+    """Where the peer may place bytes, made at first use. None: both sides have not agreed on that, or nothing comes."""
+    cdef Ledger ledger = connection.ledger
+    if connection.landings is None and ledger is not None and ledger.placement and not (
+        ledger.fin_received or ledger.abort_received or connection.broken or not connection.attached
+    ):
+        connection.landings = Landings(connection.bytes_received)
+    return connection.landings
 
 
 cdef int let_memory_go(Receiver connection) except -1:

@@ -86,6 +86,8 @@ cdef int receive_placed(Receiver connection, uint32_t slot, placed_body *body) e
     cdef Landing landing
     if body.zero:
         raise ProtocolError(f"a Placed with {body.zero:#x} where zero must be")
+    if landings is None:
+        raise ProtocolError(f"bytes were placed into Want {body.serial}, and none was said")
     landing = landings.placed(connection, body.serial, body.upto)
     connection.frames_received += 1
     connection.bytes_received += landings.wants.placed

@@ -56,7 +56,7 @@ cdef class Sender(Member):
     cdef bint tell_delivered            # somebody waits until the peer's device has everything
     cdef bint tell_place                # somebody waits for a free frame
     cdef bint body_due                  # news of regions, or of direct placement, wait for a Credit to ride in
-    cdef PeerWants peer_wants           # where we may place bytes, or None
+    cdef PeerWants peer_wants           # where we may place bytes; None: the peer has not asked for that yet
     cdef uint64_t tick                  # engine.tick of the last frame posted at once
     cdef uint64_t posted_at             # cheap_clock() then
     cdef uint64_t looked_at             # and when a write looked at it last
@@ -146,9 +146,14 @@ cdef int agree_on_frames(Sender connection, Ledger ledger, uint32_t frame_bytes,
     connection.frame_bytes = min(frame_bytes, connection.slot_bytes)
     if ledger.growth:
         connection.peer_slots = PeerSlots(frame_bytes, depth)
-    if ledger.placement:
-        connection.peer_wants = PeerWants(0)
     return 0
+
+
+cdef PeerWants peer_wants_of(Sender connection):
+    """Where the peer wants bytes, made when it first asks. None: our Fin or Abort is posted, and no bytes follow."""
+    if connection.peer_wants is None and not connection.ledger.fin_sent and not connection.ledger.abort_sent:
+        connection.peer_wants = PeerWants(connection.bytes_sent)
+    return connection.peer_wants
 
 
 cdef int hear_slot_size(Sender connection, uint32_t number, uint32_t slot_bytes) except -1:

@@ -98,7 +98,7 @@ cdef class IntoBuffer(Sink):
                 if view.len == 0:
                     raise RuntimeError("get_buffer() returned an empty buffer")
                 may_place = (
-                    self.asks_ahead and connection.landings is not None
+                    self.asks_ahead and connection.ledger is not None and connection.ledger.placement
                     and self.memory_of(connection, &view) is not None
                 )
                 while inbox.count and taken < <size_t>view.len:
@@ -140,10 +140,13 @@ cdef class IntoBuffer(Sink):
 
     cdef int ask_ahead(self, Receiver connection) except -1:
         """Have the peer place what it sends next."""
-        cdef Landings landings = connection.landings
+        cdef Landings landings
         cdef AllocatedMemory memory
         cdef Py_buffer view
-        if connection.engine.by_hand or not connection.engine.confines_peers() or not landings.expect(connection):
+        if connection.engine.by_hand or not connection.engine.confines_peers():
+            return 0
+        landings = landings_of(connection)
+        if landings is None or not landings.expect(connection):
             return 0
         self.callback = "get_buffer"
         target = self.get_buffer(-1)

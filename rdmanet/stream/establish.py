@@ -217,8 +217,9 @@ class Endpoint:
         self.id = cm_id
         self._loop_context.adopt_id(cm_id, self._cm_event)
         self._prepare(cm_id, context, bool(hello.features & credit.FEATURE_GROWTH))
+        answer = credit.pack_hello(self.hello())
         self.agree(hello)
-        cm_id.accept(private_data=credit.pack_hello(self.hello()), rnr_retry_count=0)
+        cm_id.accept(private_data=answer, rnr_retry_count=0)
 
     def heard_first(self) -> None:
         """The client's first frame has come, perhaps before its word that it is ready (RTU), which may be lost."""
@@ -245,7 +246,7 @@ class Endpoint:
 
     def agree(self, hello: credit.Hello) -> None:
         """Take in what the peer says about its receives. From now on its frames may come."""
-        ledger = credit.Ledger(self.hello(), hello)
+        ledger, self._hello = credit.Ledger(self.hello(), hello), None  # nobody asks for ours again
         self._connection.agree(
             ledger,
             hello.slot_bytes,

@@ -28,7 +28,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
@@ -107,9 +106,7 @@ class Lifecycle(Life):
         self.deadlines = Deadlines(
             loop_context.waits, self.machine, self.connection, config.close_timeout, reports
         )
-        self.teardown = Teardown(
-            self.loop, partial(ending.disconnect, self), partial(ending.steps_of_end, self), self.callbacks.report
-        )
+        self.teardown = Teardown(self.loop, self)
         self.readiness: Readiness | None = None
         loop_context.connections.add(self)
 
@@ -355,6 +352,17 @@ class Lifecycle(Life):
 
     def _loop_ended(self) -> None:
         ending.loop_ended(self)
+
+    # what `Teardown` asks for
+
+    def disconnect(self) -> None:
+        ending.disconnect(self)
+
+    def steps_of_end(self) -> list[Callable[[], None]]:
+        return ending.steps_of_end(self)
+
+    def report(self, exc: BaseException, message: str) -> None:
+        self.callbacks.report(exc, message)
 
     def detach(self) -> None:
         """Everything is given back: forget those who refer to this."""

@@ -54,18 +54,11 @@ class RdmaTransport(asyncio.Transport):
         :param on_made: called when the connection is established
         :param on_over: called once, when the connection, or the attempt, is over for its program
         """
-
-        def over() -> None:
-            # From now on the class's write() is called, which says why it refuses.
-            self.__dict__.pop("write", None)
-            self.__dict__.pop("writelines", None)
-            on_over()
-
-        self._loop = loop_context.loop
+        self._loop, self._on_over = loop_context.loop, on_over
         if context is None:
             context = contextvars.copy_context()
         life = self._life = Lifecycle(
-            self, loop_context, config, protocol_factory, role, context, on_made, over
+            self, loop_context, config, protocol_factory, role, context, on_made, self._over
         )
         self._machine = life.machine
         self._connection = life.connection
@@ -73,6 +66,14 @@ class RdmaTransport(asyncio.Transport):
         if type(self).write is RdmaTransport.write:
             self.write = self._connection.write  # type: ignore[method-assign]
             self.writelines = self._connection.writelines  # type: ignore[method-assign]
+
+    def _over(self) -> None:
+        """From now on the class's write() is called, which says why it refuses."""
+        self.__dict__.pop("write", None)
+        self.__dict__.pop("writelines", None)
+        on_over = self._on_over
+        del self._on_over  # it may refer to us
+        on_over()
 
     # -- for those who make it -----------------------------------------------------------------------------
 

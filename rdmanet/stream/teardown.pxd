@@ -7,7 +7,7 @@ cimport cython
 cdef class Teardown:
     cdef public object state
     cdef public bint released
-    cdef object _loop, _disconnect, _steps, _report, _timer
+    cdef object _loop, _owner, _timer
     cpdef disconnect(self)
     cpdef release(self)
     cdef _receive(self, object event)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from rdmanet.protocol import ENDINGS, Action, Ending, EndingEvent
 
@@ -30,6 +30,20 @@ FAREWELL_S = 1.0
 """How long our Abort may take to arrive: a peer that is stopped or gone must not keep our memory."""
 
 
+class Owner(Protocol):
+    """The life of the connection."""
+
+    def disconnect(self) -> None:
+        """End the connection, and keep what it has received."""
+
+    def steps_of_end(self) -> Iterable[Callable[[], None]]:
+        """What frees everything that it holds, each when those before it have been called."""
+        raise NotImplementedError
+
+    def report(self, exc: BaseException, message: str) -> None:
+        """A step has raised."""
+
+
 class Teardown:
     """Takes one connection apart.
 
@@ -37,24 +51,11 @@ class Teardown:
     :ivar released: whether nothing is left to be taken apart
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        disconnect: Callable[[], None],
-        steps: Callable[[], Iterable[Callable[[], None]]],
-        report: Callable[[Exception, str], None],
-    ) -> None:
-        """
-        :param disconnect: ends the connection, and keeps what it has received
-        :param steps: says what frees everything that it holds, each when those before it have been called
-        :param report: gets what a step raises, and a message
-        """
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
         self.state = _CONNECTED
         self.released = False
         self._loop = loop
-        self._disconnect: Any = disconnect
-        self._steps: Any = steps
-        self._report: Any = report
+        self._owner: Any = owner
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -96,13 +97,13 @@ class Teardown:
             self._timer.cancel()
             self._timer = None
         if action is _DISCONNECT:
-            self._disconnect()
+            self._owner.disconnect()
         elif action is _RELEASE:
             self.released = True
-            for free in self._steps():
+            for free in self._owner.steps_of_end():
                 try:
                     free()
                 except Exception as exc:
                     # If one fails, the others are called all the same.
-                    self._report(exc, f"rdmanet: {free.__name__} failed")
-            self._disconnect = self._steps = self._report = None  # they refer to our owner, and it to us
+                    self._owner.report(exc, f"rdmanet: {free.__name__} failed")
+            self._owner = None  # it refers to us

@@ -59,7 +59,7 @@ class WritingHalf:
         self._late_writes = 0
         self._reserved = False
         self._for_file = False
-        self._for_room: list[asyncio.Future[None]] = []
+        self._for_room: list[asyncio.Future[None]] | None = None
         self._half_closed: asyncio.Future[None] | None = None
 
     # -- writes that are refused ---------------------------------------------------------------------------
@@ -166,14 +166,16 @@ class WritingHalf:
             and not machine.closing
         ):
             waiter = self._loop.create_future()
+            if self._for_room is None:
+                self._for_room = []
             self._for_room.append(waiter)
             await waiter
         if machine.closing:
             raise machine.error or ConnectionResetError(errno.ECONNRESET, "the connection is closed")
 
     def _wake_until_room(self) -> None:
-        waiters, self._for_room = self._for_room, []
-        for waiter in waiters:
+        waiters, self._for_room = self._for_room, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
 

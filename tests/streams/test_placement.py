@@ -910,6 +910,23 @@ LIES = {
 }
 
 
+@pytest.mark.parametrize(
+    "what",
+    ["a serial that was not said", "an answer to nothing", "an unwant of nothing", "a want of nothing"],
+)
+async def test_lies_before_any_memory_is_named(net: Net, bare: BarePeer, what):
+    """Nothing is kept of placement until somebody asks for it."""
+    reader, writer = await streams_to(bare)
+    net.writers.append(writer)
+    (reading,) = await begin(reader.readexactly(1))
+    for each in LIES[what]:
+        bare.post(each)
+    with pytest.raises(ProtocolError):
+        await reading
+    last = await bare.last_words()
+    assert credit.unpack_header(last).kind == ABORT
+
+
 @pytest.mark.parametrize("what", LIES)
 async def test_lies_end_the_connection(net: Net, bare: BarePeer, what):
     reader, writer = await streams_to(bare)

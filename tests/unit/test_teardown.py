@@ -1,7 +1,6 @@
 """The end of a connection: its table, and the steps that it leads to."""
 
 import gc
-from types import FunctionType
 
 import pytest
 
@@ -36,12 +35,16 @@ class Stage:
         self.reports = []
         self.loop = Loop()
         self.broken = broken
-        self.subject = Teardown(
-            self.loop,
-            lambda: self.did.append("disconnect"),
-            lambda: (self.first, self.second, self.third),
-            lambda exc, message: self.reports.append((exc, message)),
-        )
+        self.subject = Teardown(self.loop, self)
+
+    def disconnect(self):
+        self.did.append("disconnect")
+
+    def steps_of_end(self):
+        return self.first, self.second, self.third
+
+    def report(self, exc, message):
+        self.reports.append((exc, message))
 
     def first(self):
         self.step("first")
@@ -142,5 +145,6 @@ def test_a_step_that_fails_spares_none_of_the_others():
 
 def test_afterwards_it_refers_to_nobody():
     stage = Stage()
+    assert stage in gc.get_referents(stage.subject)
     stage.subject.release()
-    assert not any(isinstance(value, FunctionType) for value in gc.get_referents(stage.subject))
+    assert stage not in gc.get_referents(stage.subject)
