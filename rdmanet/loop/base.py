@@ -36,6 +36,8 @@ class Base:
         self._asks_loop = isinstance(loop, asyncio.BaseEventLoop)  # uvloop's asks nobody
         self.tasks: set[asyncio.Task[Any]] = set()
         """Those that nobody awaits: inquiries, and attempts that have lost and have not ended yet."""
+        self.asking: dict[tuple[str, int], list[asyncio.Future[Any]]] = {}
+        """Doors that are being asked by an inquiry, by address and port, with the others that wait for that answer."""
 
     def __getattr__(self, name: str) -> Any:
         of_loop = name == "getaddrinfo" and self._asks_loop

@@ -7,7 +7,8 @@ worker that is busy, or the loop that answered may be busy since. A busy loop ca
 connections to make: neither answers this one. So after `ASK_S` the client knocks again. The door says which workers'
 loops do not turn (workers.py), and where else to go. If it does not answer either, the attempt ends, and the connection
 takes TCP. If the loops turn, the client goes on waiting, and asks again later. Nobody asks as long as others of this
-process are connected there.
+process are connected there. Of those that would ask at the same time one does, and tells the others: a server that has
+many connections to make is not to answer as many questions as well.
 """
 
 from __future__ import annotations
@@ -79,22 +80,71 @@ class Inquiry:
         while True:
             if not doors.has_turned(place.address, place.port, self._since):
                 try:
-                    found = doors.find(place.address, self._door_port)
-                    if isinstance(found, str):
-                        return  # the server has gone, and the connection fails by itself
-                    said = await doors.knock(found, self._base.loop)
+                    said = await self._said()
                 except OSError as exc:
                     if not kernel.lacks_resources(exc):
                         self._end(exc)
                         return
                 else:
+                    if said is None:
+                        return  # the server has gone, and the connection fails by itself
                     if place.port in said.busy or (self._is_dealt and said.busy):
                         self._end(said)
                         return
             self._since = time.monotonic()
             await pause(self._base.loop, ASK_S)
 
+    async def _said(self) -> doors.Place | None:
+        """What the door says to this question, or to another connection's; None: there is no door.
+
+        :raises OSError: what doors.find() and doors.knock() raise
+        """
+        loop, asking, door = self._base.loop, self._base.asking, (self._place.address, self._door_port)
+        while (others := asking.get(door)) is not None:
+            waiter: asyncio.Future[_Told | None] = loop.create_future()
+            others.append(waiter)
+            if (told := await waiter) is None:
+                continue
+            try:
+                result = told.result()
+            except OSError:  # no descriptor is left for a copy, or it is closed already: ask
+                continue
+            if isinstance(result, OSError):
+                raise result
+            return result
+        others = asking[door] = []
+        outcome = None  # if this is cancelled, one of the others asks
+        try:
+            found = doors.find(*door)
+            said = None if isinstance(found, str) else await doors.knock(found, loop)
+            outcome = _Told(said, None)
+            return said
+        except OSError as exc:
+            outcome = _Told(None, exc)
+            raise
+        finally:
+            del asking[door]
+            for other in others:
+                if not other.done() and not loop.is_closed():
+                    other.set_result(outcome)
+
     def _end(self, answer: doors.Place | OSError) -> None:
         self.answer = answer
         if self.limit is not None:
             self.limit.reschedule(self._base.loop.time())
+
+
+class _Told:
+    """What a question has led to."""
+
+    def __init__(self, place: doors.Place | None, error: OSError | None) -> None:
+        self._place, self._error = place, error
+
+    def result(self) -> doors.Place | OSError | None:
+        """The same for another one. A connection that is kept until the loop answers is copied.
+
+        :raises OSError: there are no descriptors left
+        """
+        if isinstance(self._error, doors.SilentError):
+            return doors.SilentError(self._error.knock.dup())
+        return self._place if self._error is None else type(self._error)(*self._error.args)
