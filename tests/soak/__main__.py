@@ -158,7 +158,8 @@ def main() -> int:
     counts = soak.done
     print(
         f"{counts['whole']} conversations went through, {counts['cut short']} were cut short as meant or killed, "
-        f"{counts['not let in']} were not let in, {counts['bytes'] / 1e9:.1f} GB compared; "
+        f"{counts['not let in']} were not let in, {counts['bytes'] / 1e9:.1f} GB compared, "
+        f"{counts['lent']} pieces lent; "
         f"{counts['stops']} stops, {counts['kills']} kills; no hang"
     )
     return 0

@@ -16,6 +16,7 @@ def test_every_connection_ends() -> None:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = [
-        int(number) for number in re.findall(r"(\d+) (?:conversations|were cut|stops|kills)", done.stdout)
+        int(number)
+        for number in re.findall(r"(\d+) (?:conversations|were cut|pieces lent|stops|kills)", done.stdout)
     ]
-    assert len(counts) == 4 and all(counts), done.stdout
+    assert len(counts) == 5 and all(counts), done.stdout

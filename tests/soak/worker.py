@@ -2,8 +2,9 @@
 
 A conversation is one connection. Who begins it says in a header how much each side sends and how each ends; from then
 on both do the same: write the pattern in pieces of random sizes, compare what comes with the pattern, pause now and
-then. Nothing may be wrong in what comes. All of it must come if both sides mean to go on to the end, and neither of
-the two processes is killed. And it must be over in time: a conversation that isn't is a hang.
+then. A side that sends more than LONGEST lends what is above it: it writes memory that it changes as soon as it may.
+Nothing may be wrong in what comes. All of it must come if both sides mean to go on to the end, and neither of the two
+processes is killed. And it must be over in time: a conversation that isn't is a hang.
 
 It is told what to do by lines of JSON on its standard input, and says what it did by lines on its standard output:
 
@@ -36,6 +37,7 @@ HEADER = struct.Struct(
     "!IIIBBH"
 )  # seed, bytes of the caller, bytes of the server, ending, caller's index, its life
 LONGEST = 1 << 20
+LENT_ONCE_IN = 20  # lengths
 HANG_S = 60.0
 STOOD_STILL_S = 0.5
 
@@ -122,7 +124,7 @@ class Worker:
         index = self.random.choice([each for each in self.peers if each != self.index])
         port, life = self.peers[index]
         seed, ending = self.random.getrandbits(32), self.random.choice([Ending.WHOLE] * 6 + list(Ending))
-        up, down = (int(LONGEST ** self.random.random()) for _ in range(2))
+        up, down = self.length(), self.length()
         since = asyncio.get_running_loop().time()
         try:
             _, side = await rdmanet.create_rdma_connection(Side, HOST, port)
@@ -137,6 +139,12 @@ class Worker:
         await self.converse(
             side, Pattern(seed), up, Pattern(~seed), down, ending, True, (index, life), since, who
         )
+
+    def length(self) -> int:
+        """How much a side sends. Mostly little, so that there are many conversations."""
+        if self.random.randrange(LENT_ONCE_IN) == 0:
+            return 2 * LONGEST + self.random.randrange(2 * LONGEST)
+        return int(LONGEST ** self.random.random())
 
     async def answer(self, side: Side) -> None:
         """What the server does: the same, from the other end."""
@@ -202,6 +210,8 @@ class Worker:
         self.counts["whole" if is_whole else "cut short"] += 1
 
     async def write(self, side: Side, pattern: Pattern, length: int) -> None:
+        if length > LONGEST:
+            await self.lend(side, pattern, length - LONGEST)
         while pattern.position < length and not side.lost.done():
             piece = min(int(PERIOD ** self.random.random()), length - pattern.position)
             side.transport.write(pattern.take(piece))
@@ -212,6 +222,16 @@ class Worker:
                 await asyncio.sleep(self.random.random() / 100)
         if pattern.position == length and not side.transport.is_closing():
             side.transport.write_eof()
+
+    async def lend(self, side: Side, pattern: Pattern, length: int) -> None:
+        """Write so much in one piece, and change its memory when writing is not paused any more."""
+        lent = bytearray()
+        while len(lent) < length:
+            lent += pattern.take(min(LONGEST, length - len(lent)))
+        side.transport.write(memoryview(lent))
+        await side.writable.wait()
+        lent[:] = bytes(length)
+        self.counts["lent"] += 1
 
     async def read(self, side: Side, pattern: Pattern, length: int) -> None:
         async for chunk in side.received():
