@@ -14,8 +14,8 @@ offer:
 A binding begins and ends without depending on the peer. Binding is a work request, which waits behind earlier ones, and
 the peer may hold those up: if the key is not made in time, the connection ends. At the end the peer is told, and has
 some time to finish what it has begun. Then the key is invalidated, whatever the peer has said. Invalidating is a work
-request, too. So if it takes more than another second, the queue pair goes to ERR, which ends the connection, and the
-window is given back. When the binding is OVER, nobody can begin anything with this key.
+request, too. So if it takes more than another second (ten looks, since a busy loop comes late), the queue pair goes to
+ERR, which ends the connection, and the window is given back. When it is OVER, nobody can begin anything with this key.
 
 One thing may remain on the embedded device: a process that maps our memory, and was stopped in the middle of a copy,
 finishes the piece that it was copying when it continues. Then the invalidation fails, and the connection with it.
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rdmanet.wire.remote import RemoteMemory
 
 STUCK_AFTER_S = 1.0  # in addition to the peer's time: for the queue pair to get to the invalidation
+LOOKS = 10  # in that time, to post what waits for room
 
 _REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _NAMED = {
@@ -128,6 +129,7 @@ TABLE: Final[dict[State, dict[Event, tuple[State, tuple[Action, ...]]]]] = {
     },
     _S.OVER: dict.fromkeys(Event, (_S.OVER, _NOTHING)),
 }
+_QUEUED: Final = (_S.BINDING, _S.UNWANTED, _S.INVALIDATING)  # in them a work request is on its way
 
 
 class HeldOffer(NamedTuple):
@@ -201,6 +203,7 @@ class Binding:
         self._closes_region = closes_region
         self._key: _Window | _Registration | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._looks = 0
         mr._offered(1)
 
     def held(self) -> HeldOffer:
@@ -247,13 +250,17 @@ class Binding:
 
     def _late(self) -> None:
         # After this timer, not beside it: the loop may have been kept from its timers for longer than both.
-        self._timer = self._loop.call_later(STUCK_AFTER_S, self._stuck)
+        self._looks = LOOKS
+        self._timer = self._loop.call_later(STUCK_AFTER_S / LOOKS, self._look)
         self._receive(Event.LATE)
 
-    def _stuck(self) -> None:
+    def _look(self) -> None:
         self._timer = None
         self._owner.engine.drain()  # it may have been done long ago
-        self._receive(Event.STUCK)
+        self._looks -= 1
+        if not self._looks or self.state not in _QUEUED:
+            return self._receive(Event.STUCK)
+        self._timer = self._loop.call_later(STUCK_AFTER_S / LOOKS, self._look)
 
     def _receive(self, event: Event) -> None:
         before = self.state
