@@ -24,7 +24,7 @@ from rdmanet.tensors import blocking
 from tests.support.processes import Process
 
 MIB = 1 << 20
-LONG_S = 30
+LONG_S = float(os.environ.get("RDMANET_TEST_LIMIT", 30))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from places import ENVIRONMENT, HOST, script
 
 import rdmanet
 from rdmanet import tensors
+from rdmanet._core import Device
 from rdmanet.stream.blocks import Lists
 from rdmanet.tensors.link import Dialled, Served
 from tests.support.processes import AwaitedProcess
@@ -203,11 +204,12 @@ async def test_memory_is_closed_once(owner: tensors.Endpoint, peer: tensors.Peer
 
 @pytest.mark.parametrize("way", ["read", "write"])
 async def test_our_own_memory_is_closed_while_it_is_used(
-    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer, way: str
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer, way: str, device: Device
 ):
-    """Its registration ends after the operation, so the connection stays."""
-    async with owner.register(memoryview(rdmanet.alloc(64 * MIB))) as memory:
-        described, mine = memory.describe(mode="rw"), bytearray(64 * MIB)
+    """Its registration ends after the operation, so the connection stays. That has a second to end."""
+    nbytes = 64 * MIB if device.library.embedded_device else MIB  # the kernel's devices are slow
+    async with owner.register(memoryview(rdmanet.alloc(nbytes))) as memory:
+        described, mine = memory.describe(mode="rw"), bytearray(nbytes)
         await peer.read(tensors.Descriptor.from_bytes(described)[:1], into=memoryview(mine)[:1])
         registered = user.register(mine)
         (moving,) = await begin(peer.read(described, mine) if way == "read" else peer.write(mine, described))
