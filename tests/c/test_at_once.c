@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists that are executed without requests: which blocks are, that they are checked as requests are, and what stops them. */
 #include "pair.h"
+#include "objects/qp.h"
 #include "processes.h"
 
 enum { MUCH = 64, LONG = 600 * 1024 };
@@ -47,7 +48,7 @@ static void try_all(uint64_t theirs, uint32_t rkey, const char *their_bytes)
 	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, MUCH), MUCH);
 	for (int i = 0; i < MUCH * 100; i++)
 		CHECK_EQ(a.buffer[i], i % 100 == 99 || i / 100 == 9 ? 'a' : 'b');
-	CHECK_EQ(rdmanet_soft_move(a.qp, IBV_WR_RDMA_READ, 0, blocks, MUCH, 10 * 99), 11); /* one has no bytes */
+	CHECK_EQ(rdmanet_soft_move(a.qp, IBV_WR_RDMA_READ, 0, blocks, MUCH, 11 * 256), 11); /* one has no bytes */
 
 	for (int i = 0; i < LONG; i++)
 		a.buffer[i + 1] = i % 251;
@@ -180,6 +181,25 @@ static void behind_what_waits(void)
 	close_pair();
 }
 
+/* They take as long as long ones, each, so of many only the first are done. Who withdraws a key need not wait for all. */
+static void many_short_ones(void)
+{
+	enum { COUNT = 100 * 1000 };
+	struct rn_block *list = calloc(COUNT, sizeof *list);
+	uint32_t before;
+
+	open_pair();
+	CHECK(list);
+	for (int i = 0; i < COUNT; i++)
+		list[i] = block_at(i % BUFFER, at_b(i % BUFFER), 1, b.mr->rkey);
+	CHECK_EQ(rdmanet_soft_move(a.qp, IBV_WR_RDMA_READ, 0, list, COUNT, 1 << 20), 4096);
+	before = rn_qp(a.qp)->responder.busy;
+	CHECK_EQ(rdmanet_soft_move(a.qp, IBV_WR_RDMA_WRITE, 0, list, COUNT, UINT64_MAX), COUNT);
+	CHECK(rn_qp(a.qp)->responder.busy - before >= 2 * COUNT / 1024);
+	close_pair();
+	free(list);
+}
+
 /* A file that is shortened takes its mapping along. */
 static void memory_that_goes_away(void)
 {
@@ -213,6 +233,7 @@ int main(void)
 	RUN(memory_that_is_not_mapped);
 	RUN(what_is_wrong);
 	RUN(behind_what_waits);
+	RUN(many_short_ones);
 	RUN(memory_that_goes_away);
 	return 0;
 }

@@ -37,7 +37,15 @@ static char *find_ours(const struct rn_qp *qp, uint32_t lkey, uint64_t addr, uin
 	return (char *)(uintptr_t)(mr->base + (addr - mr->iova));
 }
 
-/* since: bytes that were copied since the owner could withdraw a key. */
+/* A short block takes as long as this many bytes: to look up the keys takes longer than to copy it. */
+enum { LEAST_BYTES = 256 };
+
+static uint32_t work_of(uint32_t length)
+{
+	return length < LEAST_BYTES ? LEAST_BYTES : length;
+}
+
+/* since: the work that was done since the owner could withdraw a key. */
 static bool move_one(struct rn_qp *qp, const struct rn_block *block, bool is_read, bool is_large, uint32_t *since)
 {
 	struct rn_responder_ctx *ctx = &qp->responder;
@@ -56,7 +64,7 @@ static bool move_one(struct rn_qp *qp, const struct rn_block *block, bool is_rea
 		else
 			rn_place_one(there, here, run, is_large);
 		*(ctx->self ? &ctx->count->bytes_local : &ctx->count->bytes_mapped) += run;
-		if ((*since += run) < RN_PIECE_BYTES)
+		if ((*since += work_of(run)) < RN_PIECE_BYTES)
 			continue;
 		*since = 0;
 		if (!rn_respond_goes_on(ctx))
@@ -73,9 +81,11 @@ __attribute__((noinline)) static void move_some(struct rn_qp *qp, bool is_read, 
 	bool is_large = !qp->responder.self && send_flags & rdmanet_soft_send_of_much;
 	uint32_t since = 0;
 
-	for (; *moved < count && blocks->length <= most_bytes; most_bytes -= blocks++->length, ++*moved)
+	for (; *moved < count && work_of(blocks->length) <= most_bytes; blocks++, ++*moved) {
 		if (!move_one(qp, blocks, is_read, is_large, &since))
 			return;
+		most_bytes -= work_of(blocks->length);
+	}
 }
 
 /* The memory of either side may be a file's. */
