@@ -124,6 +124,15 @@ def test_nothing_includes_upward() -> None:
     assert upward(edges) == []
 
 
+def test_no_two_headers_have_one_guard() -> None:
+    guards = [
+        re.findall(r"^#ifndef (\w+_H)$", path.read_text(), re.MULTILINE) for path in PACKAGE.rglob("*.h")
+    ]
+    names = [name for names in guards for name in names]
+    assert len(names) > 50  # it sees them
+    assert len(set(names)) == len(names)
+
+
 def test_nothing_calls_upward(calls: dict[str, set[str]]) -> None:
     assert sum(map(len, calls.values())) > 400
     assert upward(calls) == []

@@ -8,7 +8,7 @@
 #ifndef RDMANET_SOFT_PLACE_H
 #define RDMANET_SOFT_PLACE_H
 
-#include "responder/lines.h"
+#include "responder/copy_lines.h"
 #include "responder/responder.h"
 #include "responder/stream.h"
 

@@ -14,7 +14,7 @@
 #ifndef RDMANET_SOFT_STREAM_H
 #define RDMANET_SOFT_STREAM_H
 
-#include "responder/lines.h"
+#include "responder/copy_lines.h"
 
 enum { RN_STREAM_BYTES = 32 << 20 }; /* a message from this size on */
 

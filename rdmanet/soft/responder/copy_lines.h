@@ -8,8 +8,8 @@
  * copies more than the L2 cache holds takes 103 us).  It is not faster if they lie alike.  Other makers' processors are
  * left to the C library.
  */
-#ifndef RDMANET_SOFT_LINES_H
-#define RDMANET_SOFT_LINES_H
+#ifndef RDMANET_SOFT_COPY_LINES_H
+#define RDMANET_SOFT_COPY_LINES_H
 
 #include <stdbool.h>
 #include <stddef.h>
