@@ -196,9 +196,9 @@ class Lifecycle(Life):
         for no more bytes.
         """
         machine = self.machine
-        if self.config.ends_when_read and machine.state in _DRAINING:
-            return False
-        return machine.closing or machine.writing is _CLOSE_DUE
+        if machine.writing is _CLOSE_DUE:
+            return True
+        return machine.closing and not (self.config.ends_when_read and machine.state in _DRAINING)
 
     def close(self) -> None:
         """Stop reading, send what was written and Fin, and end."""

@@ -10,6 +10,7 @@ from loop_harness import Recorder, fabric, peer, serving
 
 import rdmanet
 from rdmanet.loop import doors
+from rdmanet.protocol import Writing
 from tests.support.certificates import of_client
 from tests.support.waiting import until_seen
 
@@ -224,6 +225,9 @@ async def test_what_came_before_the_end_is_read_first():
                 ends[0].transport.close()
                 await until_seen(lambda: state_of(transport).startswith("draining"))
                 assert not transport.is_closing()
+                transport._life.machine.writing = Writing.CLOSE_DUE  # close() waits for TLS
+                assert transport.is_closing()
+                transport._life.machine.writing = Writing.OVER
             assert await stream.receive() == answer
         with pytest.raises(anyio.EndOfStream):
             await stream.receive()
