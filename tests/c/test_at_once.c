@@ -105,6 +105,30 @@ static void between_processes(void)
 	end_close(&a);
 }
 
+/* Its memory is still mapped. That it has died is noticed all the same, by the engine, which needs the lock. */
+static void whose_process_has_died(void)
+{
+	struct rn_block blocks[MUCH];
+	struct other other;
+	struct address theirs;
+
+	server_memory = DEVICE_MEMORY;
+	other = spawn(serve);
+	end_open(&a, &(struct end_options){0});
+	theirs = connect_over(&a, other.fd);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 1, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+	for (int i = 0; i < MUCH; i++)
+		blocks[i] = block_at(0, theirs.buffer, 4096, theirs.rkey);
+	kill(other.pid, SIGKILL);
+	while (move(IBV_WR_RDMA_READ, blocks, MUCH))
+		;
+	CHECK_EQ(state_of(a.qp), IBV_QPS_ERR);
+	CHECK_EQ(waitpid(other.pid, NULL, 0), other.pid);
+	close(other.fd);
+	end_close(&a);
+}
+
 static void memory_that_is_not_mapped(void)
 {
 	struct other other;
@@ -181,7 +205,7 @@ static void behind_what_waits(void)
 	close_pair();
 }
 
-/* They take as long as long ones, each, so of many only the first are done. Who withdraws a key need not wait for all. */
+/* Each takes as long as a long one, so of many only the first are done. Who withdraws a key waits for few. */
 static void many_short_ones(void)
 {
 	enum { COUNT = 100 * 1000 };
@@ -230,6 +254,7 @@ int main(void)
 {
 	RUN(within_a_process);
 	RUN(between_processes);
+	RUN(whose_process_has_died);
 	RUN(memory_that_is_not_mapped);
 	RUN(what_is_wrong);
 	RUN(behind_what_waits);

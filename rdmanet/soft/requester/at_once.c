@@ -37,8 +37,10 @@ static char *find_ours(const struct rn_qp *qp, uint32_t lkey, uint64_t addr, uin
 	return (char *)(uintptr_t)(mr->base + (addr - mr->iova));
 }
 
-/* A short block takes as long as this many bytes: to look up the keys takes longer than to copy it. */
-enum { LEAST_BYTES = 256 };
+enum {
+	LEAST_BYTES = 256, /* a short block takes as long as so many: to look up its keys takes longer than to copy it */
+	YIELDS_MOST = 16,  /* for those that wait for the send lock */
+};
 
 static uint32_t work_of(uint32_t length)
 {
@@ -112,6 +114,9 @@ RN_EXPORT uint32_t rdmanet_soft_move(struct ibv_qp *base, int opcode, unsigned s
 
 	if (unlikely(rn_is_foreign(base->context)))
 		return 0;
+	/* Who moves list after list has the lock nearly all the time: others, as the engine, would hardly get it. */
+	for (int i = 0; i < YIELDS_MOST && unlikely(rn_lock_is_wanted(&qp->sq_lock)); i++)
+		sched_yield();
 	rn_lock(&qp->sq_lock);
 	if (can_move(qp, is_read) && rn_enter(qp) == RN_WAIT_NOT) {
 		moved = move_with_care(qp, is_read, send_flags, blocks, count, most_bytes);
