@@ -22,7 +22,7 @@ def vm(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_command_has_our_variables(vm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """But for the one that makes each process compile what it imports, which an emulated processor takes long for."""
+    """But for the one by which each process compiles again what has no byte code yet."""
     monkeypatch.setattr(sys, "argv", ["kernel-vm", "--", "python", "-c", "print('a b')"])
     monkeypatch.setenv("RDMANET_TEST_LIMIT", "it's long")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
