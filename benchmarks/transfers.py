@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this one, or these")
     parser.add_argument("--output", type=Path, help="where the JSON goes (default: benchmarks/results)")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # or those that are stopped would be left
     kinds = args.kind or list(KINDS)
     found, missing = measured(kinds, args.turns or (1 if args.quick else TURNS))
     output = args.output or RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-transfers.json"
