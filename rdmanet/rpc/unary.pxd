@@ -3,6 +3,7 @@
 from cpython.object cimport PyObject
 
 from rdmanet.rpc.calls cimport CallerBook
+from rdmanet.rpc.coded cimport Coded
 from rdmanet.rpc.messenger cimport Messenger
 from rdmanet.rpc.pending cimport CallDetails, Pending
 from rdmanet.rpc.turns cimport Turns
@@ -23,14 +24,18 @@ cdef class Calling:
 
 
 cdef class Unary:
-    cdef Calling _calling
-    cdef CallDetails _call
-    cdef Pending _pending           # while it waits for the answer
-    cdef object _arguments, _memory, _tail, _timer
+    cdef Coded _method
+    cdef CallDetails _call          # until it begins, with the four that follow
+    cdef object _arguments, _memory, _tail
+    cdef bint _apart
+    cdef Calling _calling           # until it begins, and while it waits for the answer
+    cdef Pending _pending           # while it waits for the answer, with the two that follow
+    cdef object _timer, _deadline
     cdef object _rest               # a coroutine that does all that is left
-    cdef bint _apart, _has_begun
     cdef int step(self, value, PyObject **outcome) except -1
     cdef int _begins(self, PyObject **outcome) except -1
     cdef int _ends(self, PyObject **outcome) except -1
     cdef int _goes_on(self, value, PyObject **outcome) except -1
-    cdef int _has_failed(self, Pending pending, error) except -1
+    cdef int _fails(self, error) except -1
+    cdef int _forget(self) except -1
+    cdef int _forget_call(self) except -1

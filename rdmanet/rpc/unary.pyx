@@ -8,8 +8,9 @@ So `Unary` is what a coroutine is, for whoever awaits it: it has `send`, `throw`
 first step begins the call, and gives the future; the next one is the last. If more has to be awaited, before the call
 is sent or after its answer has come, a coroutine does that, and this passes everything on to it.
 
-A task of CPython runs it by `am_send`, and a coroutine that awaits it by `tp_iternext`, since Python 3.12. Cython cannot
-define the first, and lets the second add a traceback to each StopIteration. So both are put into the type here.
+A task of CPython runs it by `am_send`. So does a coroutine that awaits it, and since Python 3.12 by `tp_iternext`.
+Cython cannot define the first, and lets the second add a traceback to each StopIteration. So both are put into the type
+here.
 """
 
 import warnings
@@ -24,7 +25,6 @@ from rdmanet.rpc.errors import late
 from rdmanet.rpc.messages import Cancel, Release
 from rdmanet.rpc.stats import ending_of
 
-from rdmanet.rpc.coded cimport Coded
 from rdmanet.rpc.stats cimport Counter
 
 cdef extern from "Python.h":
@@ -113,11 +113,14 @@ cdef class Calling:
 cdef class Unary:
     """A call that has one result. It begins when it is awaited.
 
+    A task keeps its coroutine when that has ended. So this keeps of its call what is still to be used, and no more.
+
     :param arguments: as they are sent, with `memory`, `apart` and `tail` (Channel._begin)
     """
 
     def __init__(self, Calling calling, CallDetails call, arguments, memory=None, bint apart=False, tail=None):
         self._calling = calling
+        self._method = call.method
         self._call = call
         self._arguments = arguments
         self._memory = memory
@@ -135,20 +138,18 @@ cdef class Unary:
         cdef CallDetails call = self._call
         cdef Calling calling = self._calling
         cdef Pending pending
-        cdef Coded method = call.method
-        if self._has_begun:
+        if call is None:
             raise RuntimeError("cannot reuse already awaited coroutine")
-        self._has_begun = True
+        arguments, memory, tail = self._arguments, self._memory, self._tail
+        self._forget_call()
         if calling._has_to_wait(call):
-            self._rest = calling._call(call, self._arguments, (), self._memory, self._apart, self._tail)
+            self._rest = calling._call(call, arguments, (), memory, self._apart, tail)
             return self._goes_on(None, outcome)
         future = calling.loop.create_future()
-        pending = Pending(method, future, calling._counters[method.number], call.into)
-        self._timer = calling._begin(
-            pending, call, self._arguments, self._memory, None, None, self._apart, self._tail
-        )
-        self._pending = pending
-        self._arguments = self._memory = self._tail = None
+        pending = Pending(self._method, future, calling._counters[self._method.number], call.into)
+        self._timer = calling._begin(pending, call, arguments, memory, None, None, self._apart, tail)
+        self._deadline = call.deadline
+        self._calling, self._pending = calling, pending
         future._asyncio_future_blocking = True
         Py_INCREF(future)
         outcome[0] = <PyObject *>future
@@ -156,21 +157,22 @@ cdef class Unary:
 
     cdef int _ends(self, PyObject **outcome) except -1:
         cdef Pending pending = self._pending
+        cdef Calling calling = self._calling
         cdef Counter counter = pending.counter
-        self._pending = None
         try:
             result = pending.future.result()
-            if pending.method.result_is_apart and type(result) is not bytes:
-                self._rest = fetched(self._calling, pending, result, self._call.deadline, self._timer)
-                self._timer = None
-                return self._goes_on(None, outcome)
         except BaseException as exc:
-            self._has_failed(pending, exc)
+            self._fails(exc)
             raise
+        timer = self._timer
+        self._forget()
+        if pending.method.result_is_apart and type(result) is not bytes:
+            self._rest = fetched(calling, pending, result, self._deadline, timer)
+            return self._goes_on(None, outcome)
         counter.ok += 1
-        counter.seconds += self._calling.link.heard_at - pending.begun_at
-        if self._timer is not None:
-            self._timer.cancel()
+        counter.seconds += calling.link.heard_at - pending.begun_at
+        if timer is not None:
+            timer.cancel()
         Py_INCREF(result)
         outcome[0] = <PyObject *>result
         return RETURNS
@@ -178,23 +180,42 @@ cdef class Unary:
     cdef int _goes_on(self, value, PyObject **outcome) except -1:
         return PyIter_Send(self._rest, <PyObject *>value, outcome)
 
-    cdef int _has_failed(self, Pending pending, error) except -1:
-        pending.counter.count_failed(ending_of(error), self._calling.loop.time() - pending.begun_at)
-        if self._timer is not None:
-            self._timer.cancel()
+    cdef int _fails(self, error) except -1:
+        """Nobody waits for its answer any more, or that is this error."""
+        cdef Pending pending = self._pending
+        cdef Calling calling = self._calling
+        timer = self._timer
+        self._forget()
+        if timer is not None:
+            timer.cancel()
+        pending.counter.count_failed(ending_of(error), calling.loop.time() - pending.begun_at)
+        if isinstance(error, CancelledError):
+            calling._gives_up(pending)
+        return 0
+
+    cdef int _forget(self) except -1:
+        """It has ended, or `_rest` has what is left of it."""
+        self._calling = self._pending = self._timer = None
+        return 0
+
+    cdef int _forget_call(self) except -1:
+        """It has begun, or never will."""
+        self._calling = self._call = self._arguments = self._memory = self._tail = None
         return 0
 
     # -- as a coroutine's ----------------------------------------------------------------------------------
 
     @property
     def __name__(self):
-        return self._call.method.name
+        return self._method.name
 
     @property
     def __qualname__(self):
-        return self._call.method.label
+        return self._method.label
 
     def __await__(self):
+        if self._pending is not None or (self._rest is not None and self._rest.cr_await is not None):
+            raise RuntimeError("coroutine is being awaited already")
         return self
 
     def __next__(self):
@@ -212,36 +233,29 @@ cdef class Unary:
 
     def throw(self, kind, value=None, traceback=None):
         """As a coroutine's."""
-        cdef Pending pending = self._pending
-        self._has_begun = True
         error = kind if isinstance(kind, BaseException) else value
         if not isinstance(error, BaseException):
             error = kind() if error is None else kind(error)
-        if pending is None and self._rest is not None:
+        if self._pending is None and self._rest is not None:
             return self._rest.throw(error)
-        if pending is not None:
-            self._pending = None
-            if isinstance(error, CancelledError):
-                self._calling._gives_up(pending)
-            self._has_failed(pending, error)
-        try:
-            raise error
-        finally:
-            del error  # whose traceback has this frame
+        if self._pending is not None:
+            self._fails(error)
+        elif self._call is not None:
+            self._forget_call()
+        raise error
 
     def close(self):
         """As a coroutine's."""
-        cdef Pending pending = self._pending
-        self._has_begun = True
-        if pending is not None:
-            self._pending = None
-            self._has_failed(pending, GeneratorExit())
+        if self._pending is not None:
+            self._fails(GeneratorExit())
         elif self._rest is not None:
             self._rest.close()
+        elif self._call is not None:
+            self._forget_call()
 
     def __del__(self):
-        if not self._has_begun:
-            warnings.warn(f"coroutine '{self._call.method.label}' was never awaited", RuntimeWarning, stacklevel=1)
+        if self._call is not None:
+            warnings.warn(f"coroutine '{self._method.label}' was never awaited", RuntimeWarning, stacklevel=1)
         elif self._pending is not None:
             self.close()
 

@@ -6,13 +6,21 @@ import functools
 import gc
 import inspect
 import warnings
+import weakref
+from collections.abc import Awaitable
+from typing import Any
 
+import msgspec
 import pytest
 from net import Net, channel, failure, idle
 
 from rdmanet import rpc
 from rdmanet.rpc import Code
-from tests.support.waiting import begin, until_seen
+from tests.support.waiting import begin, loop_turns, until_seen
+
+
+class Item(msgspec.Struct, weakref=True):
+    text: str
 
 
 class Store(rpc.Service):
@@ -35,7 +43,11 @@ class Store(rpc.Service):
         raise rpc.Error(Code.ABORTED, "no")
 
     async def memory(self, size: int) -> memoryview:
-        return memoryview(bytes(size))
+        return memoryview(bytearray(size))
+
+    async def take(self, item: Item, fails: bool) -> None:
+        if fails:
+            raise rpc.Error(Code.ABORTED, "no")
 
 
 async def test_it_is_a_coroutine(net: Net):
@@ -136,3 +148,59 @@ async def test_cancelling_tells_the_server(net: Net):
         await task
     await idle(server)
     assert rpc.stats(client)["wait"].ended == {"CANCELLED": 1}
+
+
+@pytest.mark.parametrize("ends", ["with a result", "with an error", "cancelled", "never begun"])
+async def test_a_task_that_has_ended_keeps_no_arguments(net: Net, ends: str):
+    client, _ = await net.pair(Store())
+    item = Item("a")
+    kept = weakref.ref(item)
+    call = client.take(item, ends == "with an error")
+    task = asyncio.create_task(call)
+    if ends == "never begun":
+        task.cancel()
+    elif ends == "cancelled":
+        await loop_turns(1)
+        task.cancel()
+    await asyncio.wait([task])
+    del item
+    assert kept() is None
+    assert task.get_coro() is call and "take" in repr(task)
+
+
+async def test_two_that_await_the_same_call(net: Net):
+    service = Store()
+    client, _ = await net.pair(service)
+    call = client.wait()
+    (first,) = await begin(awaits(call))
+    await until_seen(lambda: service.calls == 1)
+    with pytest.raises(RuntimeError, match="being awaited already"):
+        await awaits(call)
+    service.gate.set()
+    await first
+    assert rpc.stats(client)["wait"].ended == {"OK": 1}
+
+
+async def awaits(call: Awaitable[Any]) -> Any:
+    return await call
+
+
+async def test_cancelling_what_it_waits_for_tells_the_server(net: Net):
+    client, server = await net.pair(service := Store())
+    call = client.wait()
+    future = call.send(None)
+    await until_seen(lambda: service.calls == 1)
+    future.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        call.send(None)
+    await idle(server)
+    assert rpc.stats(client)["wait"].ended == {"CANCELLED": 1}
+
+
+@pytest.mark.parametrize("transport", ["rdma"])
+async def test_a_result_that_is_refused_at_once_is_counted_once(net: Net):
+    server = await net.serve(Store())
+    client = await net.connect(Store, server, limits=rpc.Limits(lent_bytes=600_000))
+    assert (await failure(client.memory(2_000_000))).code is Code.RESOURCE_EXHAUSTED
+    counted = rpc.stats(client)["memory"]
+    assert counted.ended == {"RESOURCE_EXHAUSTED": 1} and counted.running == 0
