@@ -119,6 +119,8 @@ include "_pyx/cmevent.pxi"       # its events, and the channel where they come
 include "_pyx/cm.pxi"            # its identifiers
 include "_pyx/framing.pxi"       # the sizes of the byte stream's frames and slots
 include "_pyx/slab.pxi"          # slabs of registered memory for the byte stream
+include "_pyx/qpmap.pxi"         # a map from queue pair numbers to connections
+include "_pyx/sharedring.pxi"    # one receive queue for many connections
 include "_pyx/ownring.pxi"       # the receives of a connection with a ring of its own
 include "_pyx/backlog.pxi"       # what was written and found no frame
 include "_pyx/sendlog.pxi"       # what each send of a connection keeps alive, and gives back when it has completed

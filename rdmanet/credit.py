@@ -494,9 +494,12 @@ class Ledger:
     ProtocolError is the peer's fault and ends the connection, RuntimeError is ours.
 
     Counts begin at `origin`, which is 0 on the wire; tests begin just below the wrap.
+
+    With `withhold` the slots beyond the credits of our Hello are not there to be granted at first: whoever
+    has them to give says so by `slots_freed()`, for more or for fewer slots than were consumed.
     """
 
-    def __init__(self, ours: Hello, peers: Hello, origin: int = 0) -> None:
+    def __init__(self, ours: Hello, peers: Hello, origin: int = 0, withhold: bool = False) -> None:
         self.peer_slots = peers.data_slots
         self.peer_granted = (origin + peers.credits) & _MASK
         self.sent = origin
@@ -504,7 +507,7 @@ class Ledger:
         self.slot_bytes = ours.slot_bytes
         self.data_slots = ours.data_slots
         self.granted = (origin + ours.credits) & _MASK
-        self.grantable = (origin + ours.data_slots) & _MASK
+        self.grantable = (origin + (ours.credits if withhold else ours.data_slots)) & _MASK
         self.received = origin
         self.placement = bool(ours.features & peers.features & FEATURE_PLACEMENT)
         self.growth = bool(ours.features & peers.features & FEATURE_GROWTH)

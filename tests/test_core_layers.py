@@ -54,7 +54,7 @@ WRITTEN_IN_SEVERAL: dict[str, str] = {
     "Context": "gone",
     "CQ": "awake last_qp ptr reserved",
     "_Elements": "others",
-    "_Engine": "dirty loop ready stalled",
+    "_Engine": "dirty empty_rings loop ready stalled",
     "Immediate": "inner",
     "IntoReader": "in_row lost paused waiter",
     "Library": "channels",
@@ -63,8 +63,9 @@ WRITTEN_IN_SEVERAL: dict[str, str] = {
     "Operation": "binding cell_mr future queue",
     "QP": "ptr xrcd",
     "ReadRequest": "has_view",
+    "SharedRing": "kept_next",
     "Sink": "callback",
-    "Watcher": "completion_count completion_next learned messages polls scheduled unheard wakeups",
+    "Watcher": "completion_count completion_next keeping learned messages polls scheduled unheard wakeups",
     "WC": "rare wr_id",
 }
 """Fields that several parts write, by their class."""

@@ -457,13 +457,13 @@ cdef class CMID(_OneThread):
             raise ValueError(f"{pd!r} and {self!r} belong to different contexts")
         return 0
 
-    cdef QP create_rc(self, PD pd, CQ cq, const verbs.ibv_qp_cap *cap):
+    cdef QP create_rc(self, PD pd, CQ cq, SRQ srq, const verbs.ibv_qp_cap *cap):
         """create_qp() for the engine: reliable, on one CQ."""
         cdef QP qp = QP.__new__(QP)
         self.may_have_qp(pd)
         self.enter()
         try:
-            create_rc_qp(qp, pd, cq, cap, self.ptr)
+            create_rc_qp(qp, pd, cq, srq, cap, self.ptr)
         finally:
             self.leave()
         self.own_qp = qp

@@ -14,7 +14,7 @@
 STREAM_COUNTERS = (
     "bytes_sent", "bytes_received", "bytes_borrowed", "bytes_placed", "bytes_placed_here", "wants_open",
     "frames_sent", "frames_received", "control_frames_sent", "credits", "peer_slots", "sends_in_flight",
-    "slots_held", "slots_leased", "bytes_registered", "frame_bytes", "waits_for_credits",
+    "slots_held", "slots_leased", "slots_borrowed", "bytes_registered", "frame_bytes", "waits_for_credits",
     "us_without_credits", "us_open", "us_since_sent", "us_since_received",
 )   # of Connection.stats(), in the order of counts()
 
@@ -38,18 +38,18 @@ cdef class Connection(Receiver):
     # -- beginning: opening.pxi --------------------------------------------------------------------------
 
     def attach(self, _Engine engine not None, object context, uint32_t slot_bytes, uint32_t data_slots,
-               first_bytes=None):
+               shared_slots=None, first_bytes=None):
         """Take memory and a place in `engine`; `start` comes when the queue pair exists.
 
-        `first_bytes`: what slots of its ring hold until they grow; by default they do not.
+        `shared_slots`: receive from a shared ring that lends so many; the queue pair is to be made on its srq and cq.
+        `first_bytes`: what slots of a ring of its own hold until they grow; by default they do not.
         """
-        attach_connection(self, engine, context, slot_bytes, data_slots, first_bytes)
+        attach_connection(self, engine, context, slot_bytes, data_slots, shared_slots, first_bytes)
 
     @property
     def first_slot_bytes(self):
         """What our receives hold as long as nothing else has been said."""
-        has_engine(self)
-        return self.own.sizes.size
+        return self.own.sizes.size if self.own is not None else self.slot_bytes
 
     def create_qp(self, CMID id not None, CQ cq not None):
         """Create its queue pair for an identifier of the connection manager, on `cq`; `start` comes next."""
@@ -68,6 +68,13 @@ cdef class Connection(Receiver):
         marks its SENDs as solicited.
         """
         agree_on(self, ledger, frame_bytes, depth, solicits)
+
+    @property
+    def promised(self):
+        """Data slots of a shared ring that it was promised."""
+        if self.ledger is None:
+            return self.shared.own
+        return (self.ledger.grantable - self.ledger.received) & 0xFFFFFFFF
 
     @property
     def grows(self):
@@ -328,15 +335,18 @@ cdef class Connection(Receiver):
         if self.landings is not None:
             self.landings.end_keys(self)
 
-    def leave_queue_pair(self):
-        """The queue pair is about to be destroyed.
+    def part_from_shared(self):
+        """The queue pair is about to be destroyed: a shared ring takes back first what it has in its hands.
 
         What was received may be delivered after that, so the connection is there for long: nobody posts to the queue
         pair any more, or asks the device about it.
         """
-        post_no_more(self)
-        if self.engine is not None:
-            self.engine.serve_no_more(self)
+        try:
+            part_from_shared_ring(self)
+        finally:
+            post_no_more(self)
+            if self.engine is not None:
+                self.engine.serve_no_more(self)
 
     def lose_operations(self):
         """After the queue pair is destroyed: one-sided operations that it had begun will not complete."""
@@ -387,6 +397,7 @@ cdef class Connection(Receiver):
             self.frames_sent - self.done,
             self.inbox.held + self.inbox.freed_count,
             self.inbox.leased,
+            self.share.borrowed,
             registered_bytes(self),
             self.frame_bytes,
             self.waits_for_credits,

@@ -114,4 +114,4 @@ cdef int tell_unread(Receiver connection) except -1:
 
 cdef inline uint32_t many_slots(Receiver connection) noexcept:
     """How many slots of unread bytes may be kept for a program that does not read."""
-    return (connection.data_slots + 1) // 2
+    return (connection.data_slots + 1) // 2 if connection.shared is None else 1

@@ -1,7 +1,29 @@
 # How a connection ends: everything that it has is given back, once.
 #
-# `release_connection` comes when the queue pair is destroyed: no device reads or writes the connection's memory then.
-# Whatever raises, the memory goes back, and so does the place in the engine.
+# `part_from_shared_ring` comes before the queue pair is destroyed, `release_connection` after it: no device reads or
+# writes the connection's memory then. Whatever raises, the memory goes back, and so does the place in the engine.
+
+
+cdef int part_from_shared_ring(Receiver connection) except -1:
+    """A shared ring takes back what the queue pair has in its hands."""
+    if connection.shared is None or connection.qp is None or connection.qp.closed or connection.parted:
+        return 0
+    connection.parted = True
+    post_no_more(connection)
+    try:
+        connection.qp.to_error()
+    except OSError:
+        pass    # a device that is gone: then no slot comes back, and none is needed
+    connection.shared.part(connection.qp_c.qp_num, may_be_amid_a_message(connection))
+    return 0
+
+
+cdef bint may_be_amid_a_message(Receiver connection) noexcept:
+    """May its queue pair have taken a receive that will never complete? The embedded device gives them back."""
+    return (
+        connection.ledger is not None and not connection.ledger.fin_received
+        and not connection.engine.pd.context.library.embedded_device
+    )
 
 
 cdef int release_connection(Receiver connection) except -1:
@@ -19,6 +41,8 @@ cdef int release_connection(Receiver connection) except -1:
     engine.expel(connection)
     leave_sink(connection)
     forget_writes(connection)
+    if connection.shared is not None:
+        connection.shared.leave(&connection.share, connection.inbox)
     while connection.inbox.count:
         connection.inbox.first_consumed()
     deliver_no_more(connection)

@@ -62,6 +62,8 @@ cdef class _Engine(Watcher):
     cdef list table                     # index -> Member or None
     cdef list vacant
     cdef list generations
+    cdef readonly list shared_rings     # by number; None where one was given up
+    cdef bint empty_rings               # one has no connection left, and may go
     cdef list in_want                   # connections that found no memory to send from
     cdef list warm                      # those that keep it though nothing is in flight
     cdef list stalled                   # those whose peer has used up its credits
@@ -102,6 +104,7 @@ cdef class _Engine(Watcher):
         self.table = []
         self.vacant = []
         self.generations = []
+        self.shared_rings = []
         self.in_want = []
         self.warm = []
         self.stalled = []
@@ -224,7 +227,7 @@ cdef class _Engine(Watcher):
         return 0
 
     cdef bint has_work(self) except -1:
-        return bool(self.ready or self.dirty or self.failed or self.stalled)
+        return bool(self.ready or self.dirty or self.failed or self.keeping or self.stalled)
 
     def drain(self):
         """Take every completion that is there: before a disconnection is judged."""
@@ -254,7 +257,7 @@ cdef class _Engine(Watcher):
         Returns whether these were all. If not, the next pass finds what there is.
         """
         return (
-            connection.queue is not None and not self.in_pass and self.pid == verbs.rn_pid
+            connection.queue is not None and not self.in_pass and not self.keeping and self.pid == verbs.rn_pid
             and self.poll_own(connection) and self.completion_count < BATCH
         )
 

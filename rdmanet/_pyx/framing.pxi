@@ -7,10 +7,12 @@ cdef enum:
     HEADER = FRAME_HEADER_BYTES
     BORROW_BYTES = 16384        # below this a copy is cheaper than a second scatter/gather entry
     PLACE_BYTES = 65536         # less is not placed into memory that a read has named: landing.pxi
-    FIRST_SLOT_BYTES = 1024     # of a ring until it grows
+    FIRST_SLOT_BYTES = 1024     # of a ring of a connection's own, until it grows
     CHAIN = 16                  # work requests handed to the device in one call
     CONTROL_RESERVE = 8         # receive slots, send buffers and send-queue entries for control frames
     CONTROL_BYTES = 4096        # a control frame with its header
+    SHARED_OWN = 2              # data slots of a shared ring that are each connection's own,
+    SHARED_CONTROL = 6          # and those for its control frames: credit.CONTROL_ALLOWANCE
     OPERATIONS = 8              # one-sided work requests in flight
     STRIDE_SKEW = 192           # slots start at different cache sets, not all on a page boundary
 
@@ -24,8 +26,10 @@ def stream_queue_depths(data_slots):
     return data_slots + CONTROL_RESERVE + OPERATIONS, data_slots + CONTROL_RESERVE
 
 
-def stream_half_open_bytes(size_t slot_bytes, size_t data_slots):
+def stream_half_open_bytes(size_t slot_bytes, size_t data_slots, bint shared):
     """Memory that a connection has been given when it is accepted, at most: a peer may not know slots that grow."""
+    if shared:
+        return (min(<size_t>SHARED_OWN, data_slots) + SHARED_CONTROL) * stream_stride(slot_bytes)
     return (data_slots + CONTROL_RESERVE) * stream_stride(slot_bytes)
 
 
@@ -38,7 +42,7 @@ cdef size_t stream_stride(size_t slot_bytes) noexcept:
 
 
 cdef size_t bank_stride(size_t size) noexcept:
-    """Of a ring. Small slots are at different cache sets anyway."""
+    """Of a ring of a connection's own. Small slots are at different cache sets anyway."""
     return stream_stride(size) if size > FIRST_SLOT_BYTES else (size + HEADER + 63) & ~<size_t>63
 
 

@@ -15,6 +15,11 @@ cdef inline int repost_if_half(Receiver connection) except -1:
 cdef int repost_freed(Receiver connection) except -1:
     """Give consumed slots back to the device, and only then to the peer."""
     cdef uint32_t i, count
+    if connection.shared is not None:
+        connection.shared.take_back(connection.inbox)
+        return 0 if connection.broken else connection.shared.promise(
+            &connection.share, connection.ledger, connection.inbox.held,
+            connection.landings is not None and connection.landings.expectant != 0)
     if connection.broken:
         return 0
     count = connection.inbox.take_freed()
@@ -30,6 +35,9 @@ cdef int repost_freed(Receiver connection) except -1:
 
 cdef inline int repost_slot(Receiver connection, uint32_t slot) except -1:
     """What a control frame used is posted at once."""
+    if connection.shared is not None:
+        connection.shared.post_again(slot)
+        return connection.shared.post()
     connection.own.post_later(connection, slot)
     return connection.own.post(connection)
 
@@ -43,9 +51,9 @@ cdef int say_what_is_due(Receiver connection) except -1:
     if connection.inbox.freed_count > connection.ledger.outstanding():
         repost_freed(connection)     # the peer would run dry before half a ring is free
     while connection.controls_posted - connection.controls_done < CONTROL_RESERVE:
-        resizes = connection.own.next is not None
+        resizes = connection.own is not None and connection.own.next is not None
         kind = connection.ledger.control_due(connection.body_due or resizes)
-        if kind == 0 and connection.own.behind and asks_for_frames(connection):
+        if kind == 0 and connection.own is not None and connection.own.behind and asks_for_frames(connection):
             kind = FRAME_PING
         if kind == 0 or not (connection.controls != NULL or borrow_frames(connection)):
             break

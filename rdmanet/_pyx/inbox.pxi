@@ -143,6 +143,10 @@ cdef class Inbox:
         self.slots, self.places, self.head = larger, places, 0
         return 0
 
+    cdef inline bint ends_with(self, uint32_t slot) noexcept:
+        """Is it the slot of the frame that came last, and are its bytes not consumed?"""
+        return self.count and self.at(self.count - 1).slot == slot
+
     cdef inline void drop_first(self) noexcept:
         self.head = self.head + 1 if self.head + 1 < self.places else 0
         self.count -= 1

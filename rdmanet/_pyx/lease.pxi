@@ -4,8 +4,8 @@
 # and nothing exports the memory any more: a NumPy array made of the view may live longer than the block. Until then the
 # slot is not posted, and the chunk that it is part of is not another connection's, whatever becomes of this one.
 #
-# Bytes that are not in one slot are shown in memory that is no slot: those put aside, and those of several slots, which
-# are collected.
+# Bytes that are not in one slot of a ring of the connection's own are shown in memory that is no slot: those put aside,
+# those of several slots, which are collected, and those of a shared ring, whose slots others wait for.
 
 
 @cython.final

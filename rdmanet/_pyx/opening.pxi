@@ -13,7 +13,7 @@
 
 
 cdef int attach_connection(Receiver connection, _Engine engine, object context, uint32_t slot_bytes,
-                           uint32_t data_slots, object first_bytes) except -1:
+                           uint32_t data_slots, object shared_slots, object first_bytes) except -1:
     """Take memory and a place in `engine`."""
     if not 1 <= data_slots <= STREAM_DATA_SLOTS_MAX:
         raise ValueError(f"a ring of {data_slots} slots, 1 to {STREAM_DATA_SLOTS_MAX} are possible")
@@ -25,9 +25,15 @@ cdef int attach_connection(Receiver connection, _Engine engine, object context, 
     connection.context = context
     connection.inbox.begin(data_slots)
     connection.sends = send_buffers(engine, slot_bytes, data_slots)
-    connection.own = OwnRing(
-        engine, data_slots + CONTROL_RESERVE, min(slot_bytes, first_bytes or slot_bytes), slot_bytes)
-    connection.repost_at = (data_slots + 1) // 2
+    if shared_slots is None:
+        connection.own = OwnRing(
+            engine, data_slots + CONTROL_RESERVE, min(slot_bytes, first_bytes or slot_bytes), slot_bytes)
+        connection.repost_at = (data_slots + 1) // 2
+    else:
+        ring = ring_with_room(engine, slot_bytes, data_slots, shared_slots)
+        ring.join(&connection.share)
+        connection.shared = ring
+        connection.repost_at = 1
     connection.engine = engine
     return engine.enroll(connection)
 
@@ -36,16 +42,17 @@ cdef QP create_queue_pair(Receiver connection, CMID id, CQ cq):
     """Create its queue pair, on `cq`, with as much inline data as the device takes."""
     cdef _Engine engine = connection.engine
     cdef verbs.ibv_qp_cap cap
+    cdef SRQ srq = None if connection.shared is None else connection.shared.srq
     cdef QP qp
     memset(&cap, 0, sizeof(cap))
     cap.max_send_wr = connection.data_slots + CONTROL_RESERVE + OPERATIONS
-    cap.max_recv_wr = connection.data_slots + CONTROL_RESERVE
+    cap.max_recv_wr = connection.data_slots + CONTROL_RESERVE if srq is None else 0
     cap.max_send_sge, cap.max_recv_sge = 2, 1
     # The largest inline size is the one limit that ibv_query_device does not report.
     for inline in (engine.max_inline, 64, 0):
         cap.max_inline_data = inline
         try:
-            qp = id.create_rc(engine.pd, cq, &cap)
+            qp = id.create_rc(engine.pd, cq, srq, &cap)
         except OSError as exc:
             if exc.errno != EINVAL or inline == 0:
                 raise
@@ -61,7 +68,10 @@ cdef int start_receiving(Receiver connection, QP qp) except -1:
     connection.engine.serve(connection, qp)
     if tracing != NULL:
         connection.traced_as = qp.ptr.qp_num
-    connection.own.post_all(connection)
+    if connection.shared is not None:
+        connection.shared.numbers.put(qp.ptr.qp_num, <uint32_t>(connection.wr_base >> INDEX_SHIFT))
+    else:
+        connection.own.post_all(connection)
     return 0
 
 

@@ -1,4 +1,4 @@
-# The receives of a connection, and their memory, which grows with the traffic (slots.py),
+# The receives of a connection that has a ring of its own, and their memory, which grows with the traffic (slots.py),
 # and becomes small again without (shrinking.pxi).
 #
 # The ring has a fixed number of receives. Each has a slot in a bank: memory for one slot of each. At first the slots

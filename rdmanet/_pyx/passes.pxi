@@ -54,6 +54,25 @@ cdef class StreamEngine(_Engine):
     cdef int resting(self) except -1:
         return cool_down(self, 0)
 
+    cdef int close_empty_rings(self) except -1:
+        cdef SharedRing ring
+        cdef Py_ssize_t number
+        self.empty_rings = False
+        for number, ring in enumerate(self.shared_rings):
+            if ring is not None and ring.members == 0:
+                self.shared_rings[number] = None
+                ring.close()
+                if ring.cq in self.cqs:
+                    self.unwatch(ring.cq)
+                    ring.cq.close()
+        return 0
+
+    @property
+    def can_share(self):
+        """Whether the device has shared receive queues."""
+        attr = self.pd.context.query_device()
+        return attr.max_srq > 0 and attr.max_srq_wr > 0
+
     @property
     def reads_in_place(self):
         """Whether the device reads bytes from where they are, without a registration (on-demand paging)."""
@@ -71,7 +90,8 @@ cdef class StreamEngine(_Engine):
         self.pd.context.ask(&attr)
         size = max(min(size, attr.orig_attr.max_cqe), entries)
         cq = CQ(self.pd.context, size, self.channel)
-        # Not on adapters: they complete sends later, so some are in flight whenever the engine goes to sleep.
+        # Not on adapters: they complete sends later, so some are in flight whenever the engine goes to sleep. Nor for
+        # shared receives: unmarked SENDs of one peer could use up those that others need, and would not wake us.
         cq.solicits = self.pd.context.library.embedded_device
         self.add_queue(cq, entries)
         return cq
@@ -103,6 +123,8 @@ cdef class StreamEngine(_Engine):
             relieve_stalled(self)
         self.flush_all()
         self.fail_all()
+        if self.empty_rings:
+            self.close_empty_rings()
         return 0
 
     cdef int broken(self, CQ cq, error) except -1:
@@ -125,6 +147,22 @@ cdef class StreamEngine(_Engine):
         self.lost = True
         self.rouse_all()
         self.turn_deaf()
+
+    cdef int take_kept(self) except -1:
+        """What shared rings met while they took a connection's slots back comes before anything newer."""
+        cdef SharedRing ring
+        cdef int total = 0, n
+        for ring in list(self.shared_rings):
+            while ring is not None and ring.kept_next < ring.kept_count:
+                n = <int>min(ring.kept_count - ring.kept_next, <uint32_t>BATCH)
+                memcpy(self.completions, &ring.kept[ring.kept_next], n * sizeof(verbs.ibv_wc))
+                ring.kept_next += n
+                self.completion_next = 0
+                self.completion_count = n
+                total += n
+                self.dispatch()
+        self.keeping = False
+        return total
 
     cdef int dispatch(self) except -1:
         while self.completion_next < self.completion_count:
@@ -213,6 +251,10 @@ cdef class StreamEngine(_Engine):
             self.implicit.close()
         self.registrations.close()
         leave_domain(self.pd)
+        for ring in self.shared_rings:
+            if ring is not None:
+                (<SharedRing>ring).close()
+        self.shared_rings.clear()   # they refer to us
         for cq in self.cqs + self.lost_cqs:
             cq.close()
         self.channel.close()

@@ -58,7 +58,7 @@ cdef int create_qp(QP qp, PD pd, init_attr, verbs.rdma_cm_id *id) except -1:
     return 0
 
 
-cdef int create_rc_qp(QP qp, PD pd, CQ cq, const verbs.ibv_qp_cap *cap, verbs.rdma_cm_id *id) except -1:
+cdef int create_rc_qp(QP qp, PD pd, CQ cq, SRQ srq, const verbs.ibv_qp_cap *cap, verbs.rdma_cm_id *id) except -1:
     """The same for a reliable connection of an identifier, on one CQ for both directions."""
     cdef verbs.ibv_qp_init_attr c
     cdef int rc
@@ -66,12 +66,16 @@ cdef int create_rc_qp(QP qp, PD pd, CQ cq, const verbs.ibv_qp_cap *cap, verbs.rd
     qp.send_cq = qp.recv_cq = cq_of(pd, cq)
     memset(&c, 0, sizeof(c))
     c.send_cq = c.recv_cq = cq.ptr
+    if srq is not None:
+        qp.srq = srq
+        srq.usable()
+        c.srq = srq.ptr
     c.qp_type = verbs.IBV_QPT_RC
     c.cap = cap[0]
     with nogil:
         rc = verbs.rn_cm_create_qp(pd.context.library.c, id, pd.ptr, &c)
     if rc < 0:
-        init_attr = core.QPInitAttr(send_cq=cq, recv_cq=cq, cap=read_cap(cap))
+        init_attr = core.QPInitAttr(send_cq=cq, recv_cq=cq, srq=srq, cap=read_cap(cap))
         why = why_not_created(pd.context, init_attr, -rc)
         raise OSError(-rc, f"rdma_create_qp: {strerror(-rc).decode()}: {init_attr.qp_type!r}, {init_attr.cap}{why}")
     qp.ptr, qp.id = id.qp, id

@@ -168,7 +168,7 @@ class CompiledReader:
 
         ``view`` is a read-only memoryview of the next bytes of the stream, which have been read then, also if the block
         does not use them. It shows one frame of the peer's, without a copy, if that has ``at_least`` bytes, else more,
-        in one copy. It is empty at the end of the stream.
+        in one copy. It is empty at the end of the stream. Where receives are shared, bytes are always copied.
 
         The view ends with the block. As long as something made of it lives on, an array say, the bytes stay as they
         are, and the peer can send one frame less. It can send nothing more when all are held.

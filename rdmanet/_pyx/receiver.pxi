@@ -31,9 +31,15 @@ cdef class Sink(Namer):
 
 @cython.no_gc_clear
 cdef class Receiver(Sender):
-    """A connection's receiving half, on top of the sending one."""
+    """A connection's receiving half, on top of the sending one.
 
-    cdef OwnRing own                    # where its receives come from
+    :ivar shared: the shared receive queue where its receives come from, or None: it has a ring of its own
+    """
+
+    cdef OwnRing own                    # where its receives come from,
+    cdef readonly SharedRing shared     # or the ring that it shares
+    cdef ring_share share               # of that ring's data slots
+    cdef bint parted                    # its queue pair is about to be destroyed
     cdef bint stalled                   # on the engine's list of those whose peer has no credits left,
     cdef uint64_t stalled_tick          # since that pass
     cdef size_t spill_bytes             # unread bytes that it takes in at least, whatever its ring

@@ -44,7 +44,7 @@ cdef int receive_frame(Receiver connection, verbs.ibv_wc *wc) except -1:
         connection.inbox.append(slot, frame + HEADER, header.length, False)
         if connection.landings is not None:
             connection.landings.came(connection, header.length)
-        if connection.ledger.growth:
+        if connection.own is not None and connection.ledger.growth:
             connection.own.came(header.length)
         if connection.ledger.granted == connection.ledger.received:
             look_for_reader(connection)
@@ -100,7 +100,10 @@ cdef int receive_placed(Receiver connection, uint32_t slot, placed_body *body) e
 
 cdef inline int check_size(Receiver connection, uint32_t slot, uint32_t byte_len) except -1:
     """Raise ProtocolError for a completion of something else than what was posted."""
-    if connection.own.has(slot):
+    if connection.shared is not None:
+        if slot < connection.shared.most and byte_len <= HEADER + connection.slot_bytes:
+            return 0
+    elif connection.own.has(slot):
         connection.own.sizes.received_one()
         if byte_len <= HEADER + connection.own.room(slot):
             return 0
@@ -109,13 +112,13 @@ cdef inline int check_size(Receiver connection, uint32_t slot, uint32_t byte_len
 
 cdef int refuse_size(Receiver connection, uint32_t slot, uint32_t byte_len) except -1:
     room = connection.slot_bytes
-    if connection.own.has(slot):
+    if connection.shared is None and connection.own.has(slot):
         room = connection.own.room(slot)
     raise ProtocolError(f"a completion of {byte_len} bytes in a receive of {HEADER + room}")
 
 
 cdef inline char *slot_at(Receiver connection, uint32_t slot) noexcept:
-    return connection.own.at(slot)
+    return connection.own.at(slot) if connection.shared is None else connection.shared.slots[slot].address
 
 
 cdef int hear_early_frames(Receiver connection) except -1:

@@ -158,7 +158,7 @@ cdef class IntoReader(Sink):
         cdef ready_slot *entry
         if n and PyByteArray_GET_SIZE(self.aside) == 0:     # so they are in slots
             entry = connection.inbox.at(0)
-            if entry.length - connection.inbox.offset >= n and entry.copy == NULL:
+            if entry.length - connection.inbox.offset >= n and entry.copy == NULL and connection.shared is None:
                 leased.take_slot(connection)
                 if connection.landings is not None:
                     connection.landings.grant_instead(connection)

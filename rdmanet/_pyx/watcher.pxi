@@ -65,6 +65,7 @@ cdef class Watcher:
     cdef Py_ssize_t blocked             # how many wait for what must come soon: watch for as long as is allowed at all
     cdef uint64_t hits                  # looks that found something in a queue
     cdef bint has_idle                  # one of the awake has missed too much
+    cdef bint keeping                   # the user has older completions than those in the queues: take_kept()
     cdef bint lost                      # the device has failed: it will tell nothing any more
     cdef bint in_pass, scheduled, closed
     cdef bint by_hand                   # whoever waits runs the passes, and not the loop
@@ -108,6 +109,10 @@ cdef class Watcher:
         What an exception keeps it from comes first the next time.
         """
         raise NotImplementedError
+
+    cdef int take_kept(self) except -1:
+        """Hand out what the user has kept, and clear `keeping`; returns how many."""
+        return 0
 
     cdef bint expects(self) except -1:
         """Whether a completion may concern anybody. If not, it neither watches nor sleeps: nothing is armed."""
@@ -297,7 +302,11 @@ cdef class Watcher:
         if self.completion_next < self.completion_count:
             total += self.completion_count - self.completion_next
             self.dispatch()
+        if self.keeping:
+            total += self.take_kept()
         for cq in self.awake:
+            if self.keeping:
+                total += self.take_kept()
             total += self.take(cq)
             if not cq.awake:
                 break   # it was given up; the other queues at the next look

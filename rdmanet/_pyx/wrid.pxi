@@ -9,9 +9,9 @@
 #                                  1       WR_SHARED: a receive of a shared receive queue
 #                                  0       WR_SEND: of the send queue
 #
-#     the byte stream              63..44  index of the connection in the engine's table
-#     (chaining.pxi, ownring.pxi)  43..28  generation of this place in the table
-#                                  27..25  unused
+#     the byte stream              63..44  index of the connection in the engine's table; SHARED_INDEX: of a shared ring
+#     (chaining.pxi, ownring.pxi,  43..28  generation of this place in the table; of a shared ring: its number
+#     sharedring.pxi)              27..25  unused
 #                                  24      SEND_FLAG: of the send queue
 #                                  23..0   sequence number of the send (sendlog.pxi), or slot of the ring
 #
@@ -36,6 +36,7 @@ cdef enum:
 
     # The byte stream.
     INDEX_SHIFT = 44
+    SHARED_INDEX = 0xFFFFF
     STREAM_GENERATION_SHIFT = 28
     STREAM_GENERATION_MASK = 0xFFFF
     SEND_FLAG = 1 << 24
@@ -46,5 +47,5 @@ cdef uint64_t WR_BASE_MASK = ~((<uint64_t>1 << STREAM_GENERATION_SHIFT) - 1)    
 
 
 cdef inline uint64_t stream_wr_base(uint64_t index, uint64_t generation) noexcept:
-    """What all wr_ids of a connection begin with."""
+    """What all wr_ids of a connection, or of a shared ring, begin with."""
     return index << INDEX_SHIFT | (generation & STREAM_GENERATION_MASK) << STREAM_GENERATION_SHIFT

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import contextvars
 import errno
+import logging
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
@@ -28,8 +29,10 @@ from rdmanet import _core, credit
 from rdmanet._core import (
     CMID,
     CQ,
+    STREAM_SHARED_OWN,
     CMEvent,
     CMEventType,
+    StreamEngine,
     stream_queue_depths,
 )
 from rdmanet.errors import ProtocolError, endpoint
@@ -38,6 +41,10 @@ from rdmanet.stream.connection import Connection
 from rdmanet.stream.loop_context import LoopContext
 from rdmanet.stream.options import StreamConfig
 
+logger = logging.getLogger("rdmanet")
+
+SHARED_RNR_RETRY = 7
+"""Retry forever: a peer that overruns its credits consumes other connections' receives."""
 _FEATURES = credit.FEATURE_PLACEMENT | credit.FEATURE_GROWTH | credit.FEATURE_SOLICITS
 # As globals: before Python 3.12 an enum takes twenty times as long to give a member.
 _ESTABLISHED, _DISCONNECTED = CMEventType.ESTABLISHED, CMEventType.DISCONNECTED
@@ -219,7 +226,8 @@ class Endpoint:
         self._prepare(cm_id, context, bool(hello.features & credit.FEATURE_GROWTH))
         answer = credit.pack_hello(self.hello())
         self.agree(hello)
-        cm_id.accept(private_data=answer, rnr_retry_count=0)
+        shares = self._connection.shared is not None
+        cm_id.accept(private_data=answer, rnr_retry_count=SHARED_RNR_RETRY if shares else 0)
 
     def heard_first(self) -> None:
         """The client's first frame has come, perhaps before its word that it is ready (RTU), which may be lost."""
@@ -239,14 +247,16 @@ class Endpoint:
 
     def _new_hello(self) -> credit.Hello:
         connection, slots = self._connection, self._config.data_slots
+        first = slots if connection.shared is None else min(STREAM_SHARED_OWN, slots)
         features = _FEATURES
         if self.role is CLIENT and self._config.goes_elsewhere:
             features |= credit.FEATURE_ELSEWHERE
-        return credit.Hello(connection.first_slot_bytes, slots, credit.CONTROL_SLOTS, slots, features)
+        return credit.Hello(connection.first_slot_bytes, slots, credit.CONTROL_SLOTS, first, features)
 
     def agree(self, hello: credit.Hello) -> None:
         """Take in what the peer says about its receives. From now on its frames may come."""
-        ledger, self._hello = credit.Ledger(self.hello(), hello), None  # nobody asks for ours again
+        ledger = credit.Ledger(self.hello(), hello, withhold=self._connection.shared is not None)
+        self._hello = None  # nobody asks for ours again
         self._connection.agree(
             ledger,
             hello.slot_bytes,
@@ -263,9 +273,13 @@ class Endpoint:
         assert device is not None
         config, connection = self._config, self._connection
         engine = self._loop_context.engine_for(device, config.busy_poll)
+        shared_slots = config.shared_slots if config.shared_receive and _shares(engine) else None
         first_bytes = config.first_slot_bytes if may_grow else None
-        connection.attach(engine, context, config.slot_bytes, config.data_slots, first_bytes)
-        cq = self._cq = engine.reserve(sum(stream_queue_depths(config.data_slots)))
+        connection.attach(engine, context, config.slot_bytes, config.data_slots, shared_slots, first_bytes)
+        if connection.shared is not None:
+            cq = connection.shared.cq
+        else:
+            cq = self._cq = engine.reserve(sum(stream_queue_depths(config.data_slots)))
         connection.start(connection.create_qp(cm_id, cq))
 
     # -- what the connection manager says ------------------------------------------------------------------
@@ -334,7 +348,7 @@ class Endpoint:
     def destroy_queue_pair(self) -> None:
         """Destroy the queue pair. From then on the device touches no memory of this connection."""
         try:
-            self._connection.leave_queue_pair()
+            self._connection.part_from_shared()
         finally:
             if self._connection.qp is not None:
                 self._connection.qp.close()
@@ -351,6 +365,16 @@ class Endpoint:
     def disown(self) -> None:
         """Forget the owner, which refers to us."""
         self._owner = None
+
+
+def _shares(engine: StreamEngine) -> bool:
+    """Whether the device has shared receive queues, which are asked for."""
+    if not engine.can_share:
+        logger.warning(
+            "device %s has no shared receive queues: each connection has a ring of its own",
+            engine.pd.context.name,
+        )
+    return engine.can_share
 
 
 def _ask(cm_id: CMID, hello: bytes) -> None:

@@ -299,6 +299,8 @@ class Lifecycle(Life):
 
     def _say_abort(self, event: Event, reason: str) -> None:
         """Send Abort. The disconnection waits until that has completed, or it would overtake it."""
+        if event is Event.PEER_VIOLATED and self.connection.shared is not None:
+            return  # on a shared queue it gets no time: it may take receives of the others
         code = _ABORT_CODES.get(event, credit.AbortCode.ABORTED)
         said = self.connection.say_abort(credit.pack_abort(code, reason))
         if said and not self.loop.is_closed():

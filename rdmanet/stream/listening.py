@@ -30,6 +30,7 @@ from rdmanet.stream.options import (
     DATA_SLOTS,
     FIRST_SLOT_BYTES,
     KEEPALIVE,
+    SHARED_SLOTS,
     SLOT_BYTES,
     Keepalive,
     StreamConfig,
@@ -62,6 +63,8 @@ async def start_rdma_server(
     slot_bytes: int = SLOT_BYTES,
     data_slots: int = DATA_SLOTS,
     first_slot_bytes: int = FIRST_SLOT_BYTES,
+    shared_receive: bool = False,
+    shared_slots: int = SHARED_SLOTS,
     ssl: ssl_module.SSLContext | None = None,
     ssl_handshake_timeout: float | None = None,
     ssl_shutdown_timeout: float | None = None,
@@ -77,6 +80,14 @@ async def start_rdma_server(
     listener is gone. ``slot_bytes`` and ``data_slots`` size the ring of each connection, as in
     ``create_rdma_connection``; ``close_timeout``, ``busy_poll`` and ``keepalive`` are as there, too. ``keep_alive`` is
     that of ``loop.create_server``: True stands for ``keepalive`` as it is by default, False for none.
+
+    With ``shared_receive`` the connections have no rings of their own. They receive from one shared receive queue, so
+    that many idle connections cost little. Each always has ``min(2, data_slots)`` data slots, and six for control
+    frames. While it is busy it borrows from ``shared_slots`` (0 to 4096) common ones, up to ``data_slots`` together.
+    Memory to send from is lent while something is in flight. Servers of one loop and device share a queue if their
+    sizes are the same. A peer that breaks the protocol is cut off without being told why. If the device has no shared
+    receive queues, each connection has its own ring, and a warning is logged; ``get_extra_info("rdma_shared_receive")``
+    tells the two apart.
 
     With ``ssl``, a server's context, the connections are encrypted. ``connection_made()`` is called after the TLS
     handshake, for which a client has ``ssl_handshake_timeout`` seconds (60 by default). It has less while other clients
@@ -105,6 +116,8 @@ async def start_rdma_server(
         close_timeout=close_timeout,
         busy_poll=busy_poll,
         keepalive=keepalive if keep_alive is None else keep_alive and (keepalive or True),  # type: ignore[arg-type]
+        shared_receive=bool(shared_receive),
+        shared_slots=shared_slots,
     )
 
     tls = Tls.of_server(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
@@ -140,7 +153,7 @@ def server_of(
             request.fail(exc)
             transport._end_now()
 
-    each = stream_half_open_bytes(config.slot_bytes, config.data_slots)
+    each = stream_half_open_bytes(config.slot_bytes, config.data_slots, config.shared_receive)
     return RdmaServer(loop, accept, backlog, places_for(each), 0.0 if tls is None else tls.handshake_timeout)
 
 

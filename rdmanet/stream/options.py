@@ -7,12 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from rdmanet import credit
-from rdmanet._core import STREAM_DATA_SLOTS_MAX, STREAM_FIRST_SLOT_BYTES
+from rdmanet._core import STREAM_DATA_SLOTS_MAX, STREAM_FIRST_SLOT_BYTES, STREAM_SHARED_SLOTS_MAX
 from rdmanet.errors import shown
 
 SLOT_BYTES = 65536
 FIRST_SLOT_BYTES = STREAM_FIRST_SLOT_BYTES
 DATA_SLOTS = 16
+SHARED_SLOTS = 256
 UNREAD_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_MOST_S = 32767  # as with TCP
@@ -99,6 +100,8 @@ class StreamConfig:
         close_timeout: float | None = CLOSE_TIMEOUT_S,
         busy_poll: float | None = None,
         *,
+        shared_receive: bool = False,
+        shared_slots: int = SHARED_SLOTS,
         lost_peer: str = "error",
         reference_writes: bool = True,
         unread_bytes: int = UNREAD_BYTES,
@@ -111,6 +114,7 @@ class StreamConfig:
         reason: str = "the program asked for RDMA",
     ) -> None:
         for name, value, least, most in (
+            ("shared_slots", shared_slots, 0, STREAM_SHARED_SLOTS_MAX),
             ("slot_bytes", slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
             ("first_slot_bytes", first_slot_bytes, credit.SLOT_BYTES_MIN, credit.SLOT_BYTES_MAX),
             ("data_slots", data_slots, 1, STREAM_DATA_SLOTS_MAX),
@@ -132,6 +136,7 @@ class StreamConfig:
             raise ValueError(f"lost_peer={shown(lost_peer)} is neither 'error' nor 'eof'")
         self.slot_bytes, self.data_slots, self.first_slot_bytes = slot_bytes, data_slots, first_slot_bytes
         self.connect_timeout, self.close_timeout, self.busy_poll = connect_timeout, close_timeout, busy_poll
+        self.shared_receive, self.shared_slots = shared_receive, shared_slots
         self.lost_peer, self.reference_writes, self.unread_bytes = lost_peer, reference_writes, unread_bytes
         self.keepalive = keepalive_of(keepalive)
         self.goes_elsewhere, self.waits_to_hear = goes_elsewhere, waits_to_hear

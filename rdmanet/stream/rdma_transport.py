@@ -26,7 +26,7 @@ from rdmanet.stream.transport_socket import RdmaSocket
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from rdmanet._core import MR, QP, AccessFlags, StreamEngine
+    from rdmanet._core import MR, QP, AccessFlags, SharedRing, StreamEngine
     from rdmanet.stream.regions import Regions
     from rdmanet.stream.registered import RegisteredMemory
     from rdmanet.stream.server import ConnectRequest
@@ -106,6 +106,11 @@ class RdmaTransport(asyncio.Transport):
         """The connection's queue pair; None before there is one."""
         return self._connection.qp
 
+    @property
+    def shared(self) -> SharedRing | None:
+        """The shared receive queue that the connection receives from; None if it has a ring of its own."""
+        return self._connection.shared
+
     # -- asyncio.BaseTransport -----------------------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -115,15 +120,15 @@ class RdmaTransport(asyncio.Transport):
         ``fabric_reason`` says why. ``rdma_device`` and
         ``rdma_library`` are names, ``rdma_port`` and ``rdma_qp`` are the numbers of the device's port and of the queue
         pair. ``rdma_peer_user`` is the user of this host who has connected to this server, if the kernel tells.
-        ``rdma_pd`` is the protection domain in which to register memory for ``offer``. ``rdma_stats`` are counters of
-        this connection:
+        ``rdma_pd`` is the protection domain in which to register memory for ``offer``. ``rdma_shared_receive``
+        is the state of its shared receive queue, if it has one. ``rdma_stats`` are counters of this connection:
         ``bytes_sent`` in all, of which ``bytes_borrowed`` were read from the program's memory into the peer's slots,
         and ``bytes_placed`` into memory that the peer named, both without a copy; ``bytes_received``, of which
         ``bytes_placed_here`` came into memory that a read of ours had named; ``wants_open``, how many reads have named
         memory that the peer may still write to; ``frames_sent``, ``frames_received`` and ``control_frames_sent``. Of
         now: ``credits``, the frames that may be sent; ``peer_slots``; ``sends_in_flight``; ``slots_held``, with bytes
         that are not read, or not granted again; ``slots_leased``, shown by ``RdmaStreamReader.lease``;
-        ``bytes_registered``; ``frame_bytes``, which the next frame can hold.
+        ``slots_borrowed`` of a shared queue; ``bytes_registered``; ``frame_bytes``, which the next frame can hold.
         Times in microseconds: ``us_open``, since it was established; ``us_without_credits``, for which bytes have
         waited for credits, ``waits_for_credits`` times; ``us_since_sent`` and ``us_since_received``, since its last
         bytes: these are as exact as the loop's turns are short. ``rdma_offers`` is what the peer has by `offer`, as
@@ -140,6 +145,8 @@ class RdmaTransport(asyncio.Transport):
             cm_id = self._life.endpoint.id
             user = None if cm_id is None else cm_id.peer_user
             return default if user is None else user
+        if name == "rdma_shared_receive":
+            return default if self.shared is None else self.shared.stats()
         if name == "socket" and facts and name not in (known := facts.known()):
             known[name] = RdmaSocket(known["sockname"], facts.get("peername"), self)
         return facts.get(name, default)

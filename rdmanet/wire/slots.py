@@ -21,6 +21,8 @@ R says nothing new until SEND number n - 1 has come, so S remembers at most one 
 When R has said a smaller size, it has larger receives posted, whose memory it wants back. Only SENDs of S's use them
 up. So R asks S for some (by Pings, which S answers) until SEND number n - 1 has come.
 
+Only a queue pair with receives of its own can do this: a shared queue has one size.
+
 This file is pure, and valid Python that is also compiled (slots.pxd), as credit.py is. Numbers count modulo 2**32.
 """
 

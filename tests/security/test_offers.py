@@ -122,7 +122,7 @@ def test_who_is_stopped_cannot_keep_the_memory(stage, way):
 @TRANSPORTS
 def test_who_takes_nothing_cannot_keep_the_memory(stage, way):
     """A stream asks for no RNR retries: what finds no receive ends the connection, and nothing waits behind it."""
-    play = Play(stage, way, "")
+    play = Play(stage, way, "", "shared")
     guest, _ = guest_with_an_offer(play)
     holder = play.start("offer_holder", "starves")
     assert holder.hear() == {"connected": True}
@@ -143,7 +143,7 @@ def test_who_takes_nothing_cannot_keep_the_memory(stage, way):
 @TRANSPORTS
 def test_who_takes_nothing_cannot_hold_up_an_offer(stage, way):
     """To make a key is a request as well, behind what finds no receive: that ends the connection."""
-    play = Play(stage, way, "")
+    play = Play(stage, way, "", "shared")
     guest, _ = guest_with_an_offer(play)
     holder = play.start("offer_holder", "is_deaf")
     assert holder.hear() == {"connected": True}

@@ -7,6 +7,8 @@ one; here they are as programs meet them.
 
 from typing import Any
 
+import pytest
+
 from tests.support.processes import Process
 
 from .conftest import Stage
@@ -18,9 +20,9 @@ SHORT = 3  # for what must not, if the attack has reached its target
 
 
 class Play:
-    def __init__(self, stage: Stage, without: str = "") -> None:
+    def __init__(self, stage: Stage, *arguments: object, without: str = "") -> None:
         self.stage, self.without = stage, without
-        self.victim = stage.start("scribbles_victim", without=without, **MAPPED)
+        self.victim = stage.start("scribbles_victim", *arguments, without=without, **MAPPED)
         said = self.victim.hear()
         self.port, self.pid = said["port"], said["pid"]
 
@@ -102,9 +104,10 @@ def test_another_connection(stage: Stage) -> None:
     play.victim.finish()
 
 
-def test_everything(stage: Stage) -> None:
+@pytest.mark.parametrize("receives", ["rings", pytest.param("shared", marks=pytest.mark.long)])
+def test_everything(stage: Stage, receives: str) -> None:
     """Each word that means anything, with each of some values: afterwards new clients are served."""
-    play = Play(stage)
+    play = Play(stage, receives)
     written = 0
     for value in HURTFUL:
         old = play.client()

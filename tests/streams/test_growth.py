@@ -272,7 +272,8 @@ async def test_what_a_paused_protocol_takes_in_is_bounded_and_whole(net: Net, ge
         return made[-1]
 
     _, port = await net.serve(factory, **geometry)
-    client = await net.connect(port, Recorder, **geometry)
+    own = {name: geometry[name] for name in geometry if name != "shared_receive"}
+    client = await net.connect(port, Recorder, **own)
     pattern = Pattern()
     data = b"".join(pattern.take(MIB) for _ in range(4))
     for at in range(0, len(data), 32 * KIB):

@@ -313,7 +313,7 @@ async def test_who_asks_and_never_goes_on(net: Net, crowd, monkeypatch):
     monkeypatch.setattr(admission, "PATIENCE_S", 1.0)
     monkeypatch.setattr(admission, "OTHERS_WAIT_S", 0.2)
     server, port = await net.serve(Echo)
-    places = admission.places_for(stream_half_open_bytes(65536, 16))
+    places = admission.places_for(stream_half_open_bytes(65536, 16, False))
     assert places < len(crowd)
     for caller in crowd:
         await caller.call(HOST, port, HELLO)  # and nothing more: it does not even look at what comes back

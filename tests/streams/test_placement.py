@@ -547,7 +547,7 @@ async def test_protocols_on_every_geometry(net: Net, geometry):
         return protocol
 
     _, port = await net.serve(factory, **geometry)
-    client = await net.connect(port, **geometry)
+    client = await net.connect(port, **{name: n for name, n in geometry.items() if name != "shared_receive"})
     server = await made
     sent = Pattern()
     for size in [MIB, 10, MIB, 300 * KIB, 100 * KIB, MIB, MIB]:
@@ -728,7 +728,7 @@ async def test_writelines_of_much(net: Net):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
-@pytest.mark.parametrize("geometry", [{}, {"slot_bytes": 4096, "data_slots": 2}])
+@pytest.mark.parametrize("geometry", [{}, {"slot_bytes": 4096, "data_slots": 2}, {"shared_receive": True}])
 async def test_random_programs(net: Net, geometry, seed):
     near_reader, near_writer, far_reader, far_writer = await stream_pair(net, geometry)
     total = 12 * MIB

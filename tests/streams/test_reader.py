@@ -20,16 +20,19 @@ pytestmark = pytest.mark.once
 KIB = 1 << 10
 SMALL = {"slot_bytes": 512, "data_slots": 3}
 GEOMETRIES = [{}, SMALL, {"slot_bytes": 512, "data_slots": 1}, {"slot_bytes": 4096, "data_slots": 16}]
+GEOMETRIES += [{**SMALL, "shared_receive": True}, {"shared_receive": True}]
 on_every_geometry = pytest.mark.parametrize(
-    "geometry", GEOMETRIES, ids=["default", "small", "one slot", "4 KiB"]
+    "geometry", GEOMETRIES, ids=["default", "small", "one slot", "4 KiB", "small shared", "shared"]
 )
 
 
 async def stream_pair(net: Net, geometry: dict[str, int], **options: int):
-    """Reader and writer of both ends; the first are those of the server."""
+    """Reader and writer of both ends; the first are those of the server, whose receive queue may be shared."""
     made = asyncio.get_running_loop().create_future()
     _, port = await net.serve_streams(lambda *ends: made.set_result(ends), **geometry, **options)
-    far = await net.open(port, **geometry, **options)
+    far = await net.open(
+        port, **{name: geometry[name] for name in geometry if name != "shared_receive"}, **options
+    )
     return *await made, *far
 
 

@@ -789,7 +789,7 @@ async def test_strangers_share_the_places_of_half_open_connections(net: Net, mon
     monkeypatch.setattr(admission, "OTHERS_WAIT_S", 0.2)
     monkeypatch.setattr(admission, "HANDSHAKE_GRACE_S", 0.1)
     server, port = await net.serve(Echo, ssl=SERVER)
-    places = admission.places_for(stream_half_open_bytes(65536, 16))
+    places = admission.places_for(stream_half_open_bytes(65536, 16, False))
     strangers = [asyncio.ensure_future(net.connect(port)) for _ in range(2 * places)]
     await until_seen(lambda: len(server._half_open) == places)
     client = await net.connect(port, **TO_SERVER)
@@ -814,8 +814,9 @@ async def test_a_slow_handshake_keeps_its_place_while_nobody_waits(net: Net, mon
 
 
 @pytest.mark.long  # siw has too few queue pairs
-async def test_a_crowd_all_get_in(net: Net):
-    _, port = await net.serve(Echo, ssl=SERVER)
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_crowd_all_get_in(net: Net, shared):
+    _, port = await net.serve(Echo, ssl=SERVER, shared_receive=shared)
     clients = await asyncio.gather(*(net.connect(port, **TO_SERVER) for _ in range(40)))
     for number, client in enumerate(clients):
         client.transport.write(b"%2d" % number)

@@ -516,6 +516,28 @@ def outcome(subject: Any, name: str, arguments: tuple[int, ...]) -> Any:
     return result, fields, asked
 
 
+@pytest.mark.parametrize("origin", [0, WRAP])
+def test_withheld_slots_are_granted_when_they_are_there(
+    both_credits: tuple[ModuleType, ModuleType], origin: int
+) -> None:
+    """A side with a shared ring promises fewer at first, then more or fewer than were consumed."""
+    for module in both_credits:
+        subject = module.Ledger(
+            module.Hello(SLOT_BYTES, 8, 8, 2), module.Hello(SLOT_BYTES, 4, 8, 4), origin, withhold=True
+        )
+        assert (subject.outstanding(), subject.held(), subject.grant_due()) == (2, 6, False)
+        for _ in range(2):
+            subject.frame_received(17, DATA, 1, (origin + 4) % 2**32, origin)
+        with pytest.raises(ProtocolError, match="without credit"):
+            subject.frame_received(17, DATA, 1, (origin + 4) % 2**32, origin)
+        subject.slots_freed(5)
+        assert subject.grant_due()
+        subject.control_sent(CREDIT)
+        assert (subject.outstanding(), subject.held()) == (5, 3)
+        with pytest.raises(RuntimeError, match="4 slots freed, but only 3 were held"):
+            subject.slots_freed(4)
+
+
 @settings(max_examples=200)
 @given(sequence=st.lists(calls, max_size=30), origin=st.sampled_from([0, WRAP]))
 def test_both_forms_agree_on_anything(

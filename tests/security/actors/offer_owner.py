@@ -52,7 +52,7 @@ class Owner(asyncio.Protocol):
 
 
 async def main():
-    server = await rdmanet.start_rdma_server(Owner, "127.0.0.1", 0)
+    server = await rdmanet.start_rdma_server(Owner, "127.0.0.1", 0, shared_receive="shared" in argv)
     say(port=server.sockets[0].getsockname()[1])
     while (order := await asyncio.to_thread(hear)) is not None:
         owner = owners[order["client"]]

@@ -1,4 +1,7 @@
-"""The victim: an echo server that sleeps between messages. It ends when it is told nothing more."""
+"""The victim: an echo server that sleeps between messages. It ends when it is told nothing more.
+
+usage: scribbles_victim.py [shared]
+"""
 
 import asyncio
 import os
@@ -31,7 +34,9 @@ def engine_ns():
 
 async def main():
     loop = asyncio.get_running_loop()
-    server = await rdmanet.start_rdma_server(Echo, "127.0.0.1", 0, busy_poll=0, close_timeout=1)
+    server = await rdmanet.start_rdma_server(
+        Echo, "127.0.0.1", 0, busy_poll=0, close_timeout=1, shared_receive="shared" in argv
+    )
     async with server:
         say(port=server.sockets[0].getsockname()[1], pid=os.getpid())
         while await loop.run_in_executor(None, hear) is not None:
