@@ -390,9 +390,12 @@ def test_a_forked_child_closes_a_transfer_whose_lock_was_held(owner: blocking.En
         with waiting._changed:  # as the endpoint's thread may, at any time
             child = os.fork()
             if not child:
-                signal.alarm(LONG_S)  # no thread of the child's would release it
-                waiting.close()
-                os._exit(0 if waiting._fd < 0 else 99)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, LONG_S)  # no thread of the child's would release it
+                    waiting.close()
+                    os._exit(0 if waiting._fd < 0 else 99)
+                finally:
+                    os._exit(98)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert not waiting.done
 
