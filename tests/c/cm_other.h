@@ -137,6 +137,25 @@ static inline void say_what_came(struct asker *asker)
 	rdma_ack_cm_event(event);
 }
 
+/* Letters that mean the same in every test. q: ask; l: destroy the last one; c: say which event came. */
+static inline void do_as_always(struct asker *asker, char letter)
+{
+	switch (letter) {
+	case 'q':
+		asker->ids[asker->count++] = connect_to(asker->events);
+		break;
+	case 'l':
+		destroy(asker->ids[--asker->count]);
+		break;
+	case 'c':
+		say_what_came(asker);
+		return;
+	default:
+		abort();
+	}
+	say(asker->fd, 'D');
+}
+
 /* Do what each letter says, until it is e. */
 static inline void ask_by(int fd, void (*what)(struct asker *asker, char letter))
 {

@@ -42,7 +42,7 @@ static struct rdma_cm_id *listen_by_name(struct rdma_event_channel *events, in_a
 
 /* --- a client in another process ------------------------------------------------------------------------- */
 
-/* n: connect; t: by TCP; a: by the name alone; q: ask; d: disconnect the last one; l: destroy it; c: say which event came. */
+/* n: connect; t: by TCP; a: by the name alone; d: disconnect the last one. */
 static void do_it(struct asker *asker, char letter)
 {
 	struct rdma_cm_event *event;
@@ -67,21 +67,14 @@ static void do_it(struct asker *asker, char letter)
 		rdma_ack_cm_event(event);
 		say(asker->fd, side_of(id) == RN_CM_ASKER ? 'l' : 's');
 		return;
-	case 'q':
-		asker->ids[asker->count++] = connect_to(asker->events);
-		break;
-	case 'c':
-		say_what_came(asker);
-		return;
 	case 'd':
 		CHECK(!rdma_disconnect(asker->ids[asker->count - 1]));
 		want_status(asker->events, RDMA_CM_EVENT_DISCONNECTED, 0);
-		/* fall through */
-	case 'l':
 		destroy(asker->ids[--asker->count]);
 		break;
 	default:
-		abort();
+		do_as_always(asker, letter);
+		return;
 	}
 	say(asker->fd, 'D');
 }

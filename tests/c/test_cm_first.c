@@ -20,14 +20,10 @@ static unsigned count_waiting(void)
 	return count;
 }
 
-/* q: ask; w: all but the first wait; n: none does; f, l: give up the first one, or the last; c: say which event came;
- * s: reach nobody by links any more. */
+/* w: all but the first wait; n: none does; f: give up the first one; s: reach nobody by links any more. */
 static void do_it(struct asker *asker, char letter)
 {
 	switch (letter) {
-	case 'q':
-		asker->ids[asker->count++] = connect_to(asker->events);
-		break;
 	case 'w':
 		EVENTUALLY(count_waiting() == asker->count - 1);
 		break;
@@ -38,17 +34,12 @@ static void do_it(struct asker *asker, char letter)
 		destroy(asker->ids[0]);
 		asker->ids[0] = asker->ids[--asker->count];
 		break;
-	case 'l':
-		destroy(asker->ids[--asker->count]);
-		break;
-	case 'c':
-		say_what_came(asker);
-		return;
 	case 's':
 		rn_settings.transport = RN_TRANSPORT_STREAM;
 		break;
 	default:
-		abort();
+		do_as_always(asker, letter);
+		return;
 	}
 	say(asker->fd, 'D');
 }
