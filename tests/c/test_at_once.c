@@ -77,20 +77,32 @@ static void within_a_process(void)
 	close_pair();
 }
 
+/* Where its memory is. */
+static struct address begin_server(struct other *other, enum memory memory)
+{
+	server_memory = memory;
+	*other = spawn(serve);
+	end_open(&a, &(struct end_options){0});
+	return connect_over(&a, other->fd);
+}
+
+/* It is mapped here then, if it can be. */
+static void read_by_request(struct address theirs)
+{
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 1, 0, 8, theirs.buffer, theirs.rkey), 0);
+	expect(a.cq, 1, IBV_WC_SUCCESS);
+}
+
 static void between_processes(void)
 {
 	struct other other;
 	struct address theirs;
 	struct rn_block block;
 
-	server_memory = DEVICE_MEMORY;
-	other = spawn(serve);
-	end_open(&a, &(struct end_options){0});
-	theirs = connect_over(&a, other.fd);
+	theirs = begin_server(&other, DEVICE_MEMORY);
 	block = block_at(0, theirs.buffer, 8, theirs.rkey);
 	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0); /* not mapped yet */
-	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 1, 0, 8, theirs.buffer, theirs.rkey), 0);
-	expect(a.cq, 1, IBV_WC_SUCCESS);
+	read_by_request(theirs);
 	meet(other.fd);
 	try_all(theirs.buffer, theirs.rkey, NULL);
 	meet(other.fd);
@@ -112,12 +124,8 @@ static void whose_process_has_died(void)
 	struct other other;
 	struct address theirs;
 
-	server_memory = DEVICE_MEMORY;
-	other = spawn(serve);
-	end_open(&a, &(struct end_options){0});
-	theirs = connect_over(&a, other.fd);
-	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 1, 0, 8, theirs.buffer, theirs.rkey), 0);
-	expect(a.cq, 1, IBV_WC_SUCCESS);
+	theirs = begin_server(&other, DEVICE_MEMORY);
+	read_by_request(theirs);
 	for (int i = 0; i < MUCH; i++)
 		blocks[i] = block_at(0, theirs.buffer, 4096, theirs.rkey);
 	kill(other.pid, SIGKILL);
@@ -135,13 +143,9 @@ static void memory_that_is_not_mapped(void)
 	struct address theirs;
 	struct rn_block block;
 
-	server_memory = USER_MEMORY;
-	other = spawn(serve);
-	end_open(&a, &(struct end_options){0});
-	theirs = connect_over(&a, other.fd);
+	theirs = begin_server(&other, USER_MEMORY);
 	block = block_at(0, theirs.buffer, 8, theirs.rkey);
-	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 1, 0, 8, theirs.buffer, theirs.rkey), 0);
-	expect(a.cq, 1, IBV_WC_SUCCESS);
+	read_by_request(theirs);
 	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0);
 	for (int i = 0; i < 4; i++)
 		meet(other.fd);
