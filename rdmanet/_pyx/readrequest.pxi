@@ -35,6 +35,7 @@ cdef class PlacedRead:
     """What a read has whose bytes the peer may place. Most reads do without, and are made for each message."""
 
     cdef AllocatedMemory memory     # that of the read's `view`
+    cdef Receiver connection        # whose peer is asked, and no other's: the reader may go on with another connection
     cdef Landing landing            # what of it the peer was asked to write to
     cdef object stopped             # an error that ends the read when the peer lets go of the memory
 
@@ -174,16 +175,15 @@ cdef class ReadRequest(WaitingRead):
             return 0
         if connection.landings.expect(connection):
             self.placed = PlacedRead.__new__(PlacedRead)
-            self.placed.memory = memory
+            self.placed.memory, self.placed.connection = memory, connection
         return 0
 
     cdef int name_rest(self, bint has_nothing) except -1:
         """Let the peer know where the rest of this read is wanted, if it may then place much."""
         cdef IntoReader sink = self.sink
-        cdef Receiver connection = sink.connection
-        cdef Landings landings
+        cdef Receiver connection = self.placed.connection
         cdef size_t rest = <size_t>(self.size - self.have), granted, least
-        if connection is None or not connection.attached or self.placed.landing is not None:
+        if connection is not sink.connection or not connection.attached or self.placed.landing is not None:
             return 0
         least = connection.engine.place_bytes
         if rest < least:
@@ -196,10 +196,7 @@ cdef class ReadRequest(WaitingRead):
                 return 0
         elif not sink.got_much:
             return 0
-        landings = landings_of(connection)      # it may be another connection than the one that was asked
-        if landings is None:
-            return 0
-        self.placed.landing = landings.name(
+        self.placed.landing = connection.landings.name(
             connection, sink, self.placed.memory, <object>self.view.obj, <char *>self.view.buf + self.have, rest,
             self.kind == READ_INTO_EXACTLY)
         return 0
@@ -209,9 +206,8 @@ cdef class ReadRequest(WaitingRead):
 
     cdef int take_back(self) except -1:
         """The read is to end without the bytes that may yet be placed."""
-        cdef Receiver connection = self.sink.connection
-        if self.has_landing() and not self.placed.landing.taken_back and connection is not None:
-            take_memory_back(connection)
+        if self.has_landing() and not self.placed.landing.taken_back:
+            take_memory_back(self.placed.connection)
         return 0
 
     def throw(self, kind, value=None, traceback=None):
@@ -234,9 +230,8 @@ cdef class ReadRequest(WaitingRead):
             self.sink.reading = None
         self.future = self.result = self.error = None
         if self.placed is not None:
+            self.placed.connection.inbox.copy_out()     # what was placed for this read, and it did not get
             self.placed = None
-            if self.sink.connection is not None:
-                self.sink.connection.inbox.copy_out()   # what was placed for this read, and it did not get
         if self.has_view:
             self.has_view = False
             PyBuffer_Release(&self.view)

@@ -415,6 +415,19 @@ async def test_another_protocol_takes_over(net: Net):
     assert not any(view)
 
 
+async def test_another_connection_takes_over(net: Net):
+    """A read takes its memory back from the one whose peer it has asked."""
+    reader, writer, _, _ = await net.stream_pair()
+    _, other, _, _ = await net.stream_pair()
+    (reading,) = await begin(reader.readinto_exactly(memory(MIB)))
+    await until_named(reader)
+    other.transport.set_protocol(writer.transport.get_protocol())
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not stats(writer)["wants_open"]
+
+
 async def test_a_stopped_peer_holds_a_cancelled_read_for_as_long_as_closing_may_take(net: Net):
     peer = net.spawn("large.py")
     reader, _writer = await net.open(await peer.port(), close_timeout=0.5)
