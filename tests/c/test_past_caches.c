@@ -52,6 +52,23 @@ static void every_length(void)
 			expect_copy(5, 3, blocks * 16384 - 65 + more);
 }
 
+#if defined(__SSE2__)
+static void by_pages(char *to, const char *from, size_t length)
+{
+	rn_stream_pages(to, from, length / RN_STREAM_PAGE);
+}
+
+/* How many they are depends on the maker of the processor: each number is tried here. */
+static void pages_side_by_side(void)
+{
+	size_t line = -(uintptr_t)to % RN_LINE;
+
+	for (size_t pages = 1; pages <= RN_STREAM_PAGES; pages++)
+		for (size_t skip_from = 0; skip_from <= EDGE; skip_from += 9)
+			expect_copy_by(by_pages, line, skip_from, pages * RN_STREAM_PAGE);
+}
+#endif
+
 static void line_by_line(void)
 {
 	for (size_t skip_to = 0; skip_to <= EDGE; skip_to += 3)
@@ -81,6 +98,9 @@ int main(void)
 	fill();
 	RUN(every_alignment);
 	RUN(every_length);
+#if defined(__SSE2__)
+	RUN(pages_side_by_side);
+#endif
 	RUN(line_by_line);
 	RUN(like_memmove);
 	return 0;
