@@ -363,6 +363,9 @@ class _Client(Bound, Generic[_S]):
         """Close its connections; see `connect`."""
         await self._caller.close()
 
+    def __copy__(self) -> Any:
+        return type(self)(self._caller, self._options, self._limits, self._counters, self._known)
+
     @property
     def _transport(self) -> Any:
         """That of the last call; None if it has none any more (for `rdmanet.fabric`)."""

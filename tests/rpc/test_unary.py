@@ -1,6 +1,7 @@
 """Calls with one result, over each transport: results, errors, deadlines, limits, and the end of servers."""
 
 import asyncio
+import copy
 import logging
 import math
 import sys
@@ -107,6 +108,14 @@ async def test_calls(net: Net):
         client.journal  # noqa: B018  it has the methods of the service, and nothing else
     assert Example.add.__doc__ == type(client).add.__doc__
     assert len(channel(client).book) == 0
+
+
+async def test_a_copy_of_a_client(net: Net):
+    client, _ = await net.pair(Example())
+    other = copy.copy(rpc.options(client, timeout=3600))
+    assert await other.add(1) == 2
+    assert await other.deadline() is not None and await client.deadline() is None
+    assert rpc.stats(other) == rpc.stats(client)
 
 
 async def test_errors(net: Net, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
