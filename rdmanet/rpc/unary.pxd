@@ -33,7 +33,7 @@ cdef class Unary:
     cdef object _timer, _deadline
     cdef object _rest               # a coroutine that does all that is left
     cdef int step(self, value, PyObject **outcome) except -1
-    cdef int _begins(self, PyObject **outcome) except -1
+    cdef int _begins(self, value, PyObject **outcome) except -1
     cdef int _ends(self, PyObject **outcome) except -1
     cdef int _goes_on(self, value, PyObject **outcome) except -1
     cdef int _fails(self, error) except -1

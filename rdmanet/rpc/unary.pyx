@@ -132,14 +132,16 @@ cdef class Unary:
             return self._ends(outcome)
         if self._rest is not None:
             return self._goes_on(value, outcome)
-        return self._begins(outcome)
+        return self._begins(value, outcome)
 
-    cdef int _begins(self, PyObject **outcome) except -1:
+    cdef int _begins(self, value, PyObject **outcome) except -1:
         cdef CallDetails call = self._call
         cdef Calling calling = self._calling
         cdef Pending pending
         if call is None:
             raise RuntimeError("cannot reuse already awaited coroutine")
+        if value is not None:
+            raise TypeError("can't send non-None value to a just-started coroutine")
         arguments, memory, tail = self._arguments, self._memory, self._tail
         self._forget_call()
         if calling._has_to_wait(call):

@@ -95,6 +95,15 @@ async def test_one_that_nobody_awaits(net: Net):
     assert service.calls == 0
 
 
+async def test_the_first_step_takes_no_value(net: Net):
+    client, _ = await net.pair(Store())
+    call = client.pair()
+    with pytest.raises(TypeError, match="can't send non-None value to a just-started coroutine"):
+        call.send(1)
+    assert len(channel(client).book) == 0
+    assert await call == (1, 2)
+
+
 @pytest.mark.parametrize("method", ["wait", "pair", "fails"])
 @pytest.mark.parametrize("by", ["send", "next"])
 async def test_its_steps_by_hand(net: Net, method: str, by: str):
