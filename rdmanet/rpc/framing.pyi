@@ -32,6 +32,9 @@ class Frames:
     def came(self, nbytes: int) -> None:
         """So many bytes were put into the `room`."""
 
+    def drop(self) -> None:
+        """Nothing more will come: keep nothing of what has."""
+
     def feed(self, data: Buffer = b"") -> list[Any]:
         """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
 

@@ -108,6 +108,12 @@ cdef class Frames:
         else:
             self.unfinished_bytes = 0
 
+    def drop(self):
+        """Nothing more will come: keep nothing of what has."""
+        self._rest, self._at = b"", 0
+        self._body = self._head = self._tail = None
+        self._length = self._have = self.unfinished_bytes = 0
+
     cpdef list feed(self, data=b""):
         """The messages that are complete with these bytes, to which they may refer, as far as the budget suffices.
 

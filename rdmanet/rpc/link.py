@@ -256,6 +256,7 @@ class Link(Messenger, asyncio.Protocol):
         if self.error is not None:  # whose traceback has frames that have this link
             self.error.__traceback__ = None
         self._collected.clear()
+        self._framer.drop()  # a link goes by the garbage collector
         self._long.drop()
         self.reads.stop()
         self._let_senders_go()

@@ -1,14 +1,20 @@
 """Call and Reply as compiled code reads and writes them: the same bytes, and no more is accepted than by msgspec."""
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from net import Net, callee
+from strangers import HELLO, Store, stranger
+from strangers import NUMBERS as PLACES
 
 from rdmanet.errors import ProtocolError
 from rdmanet.rpc.framing import PlainCall, PlainReply, call_head, framed, reply_head, with_tail
 from rdmanet.rpc.messages import NIL, Call, Framer, OutCall, OutReply, Reply, bin_head, encode, frame
+from tests.support.waiting import until_seen
 
 U32 = (1 << 32) - 1
 NUMBERS = st.sampled_from([0, 1, 127, 128, 255, 256, 65535, 65536, U32])
@@ -121,3 +127,29 @@ def test_tails_in_pieces(size: int, form: str, others: int):
             cuts = [each for each in cuts if each < len(whole)]
             assert found(whole, plain=True, cuts=cuts) == wanted
         assert found(whole + whole, plain=True, cuts=[len(whole) + 30]) == 2 * wanted
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+@pytest.mark.parametrize("come", [10_000, 180_000])
+async def test_a_tail_of_which_the_rest_never_comes(net: Net, come: int):
+    """Its memory goes with the connection, also if the transport was to fill it, and without the collector."""
+    server = await net.serve(Store())
+    size = 200_000
+    body = framed(encode([b"a" * size]), call_head(1, PLACES["hold"], None))
+
+    def tails() -> int:
+        return sum(size <= trace.size < size + 100 for trace in tracemalloc.take_snapshot().traces)
+
+    tracemalloc.start()
+    gc.disable()
+    try:
+        for _ in range(3):
+            peer = await stranger(net, server, frame(HELLO), body[:come])
+            await until_seen(lambda: server.callees and callee(server).link._framer.unfinished_bytes > 0)
+            assert tails() == 1
+            peer.writer.close()
+            await until_seen(lambda: not server.callees)
+            assert tails() == 0
+    finally:
+        gc.enable()
+        tracemalloc.stop()
