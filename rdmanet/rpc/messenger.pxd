@@ -21,7 +21,7 @@ cdef class Messenger:
     cdef bint _is_reading, _has_had_turn, _in_turn, _had_one
     cpdef send(self, object message, object body=*)
     cpdef send_plain(self, bytes head, object value, bint is_alone)
-    cdef _send(self, bytes frame)
+    cdef Py_ssize_t _send(self, bytes head, object body) except -1
     cpdef send_tailed(self, object message, object tail)
     cpdef _flush(self)
     cpdef _handle(self, object data=*)

@@ -108,31 +108,28 @@ class Messenger:
         :raises Error: RESOURCE_EXHAUSTED if the peer does not accept one of this length
         :raises TypeError: it contains what msgspec does not encode
         """
-        if body is None:
-            body = encode(message)
-        length = len(body)
+        return self._send(b"", encode(message) if body is None else body)
+
+    def _send(self, head: bytes, body: bytes | bytearray | memoryview) -> int:
+        """The same for a message that is encoded: `head`, and the rest of it."""
+        length = len(head) + len(body)
         if length > self.longest:
             raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
         if self.is_over:
             return length
         if length > COLLECT_BYTES:
             self._flush()
-            self._write((length.to_bytes(HEADER_BYTES, "big"), body))
-        else:
-            self._send(framed(bytes(body)))
-        return length
-
-    def _send(self, frame: bytes) -> None:
-        """Write a short frame now, or at the end of the turn."""
-        if self._in_turn:
-            self._collected.append(frame)
-            self._collected_bytes += len(frame)
+            self._write((length.to_bytes(HEADER_BYTES, "big") + head, body))
+        elif self._in_turn:
+            self._collected.append(framed(bytes(body), head))
+            self._collected_bytes += length
             if self._collected_bytes > COLLECT_BYTES:
                 self._flush()
         else:
             self._in_turn = True
             self.loop.call_soon(self._turn_ends)
-            (self.transport if self._before is None else self._before).write(frame)
+            (self.transport if self._before is None else self._before).write(framed(bytes(body), head))
+        return length
 
     def send_plain(self, head: bytes, value: Any, is_alone: bool) -> int:
         """The same as `send` for a Call or Reply of which `call_head` or `reply_head` has made the beginning.
@@ -141,15 +138,13 @@ class Messenger:
         """
         body = encode(value)
         length = len(head) + len(body)
+        if not is_alone or self._in_turn or not self._had_one:
+            return self._send(head, body)
         if length > COLLECT_BYTES or length > self.longest or self.is_over:
-            return self.send(None, head + body)
-        frame = framed(body, head)
-        if is_alone and self._had_one and not self._in_turn:
-            if not self._has_had_turn:
-                self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
-            (self.transport if self._before is None else self._before).write(frame)
-        else:
-            self._send(frame)
+            return self._send(head, body)
+        if not self._has_had_turn:
+            self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
+        (self.transport if self._before is None else self._before).write(framed(body, head))
         return length
 
     def send_tailed(self, message: msgspec.Struct, tail: bytes | memoryview) -> int:
@@ -241,7 +236,7 @@ class Messenger:
         handlers, framer, is_spent = self._handlers, self._framer, False
         try:
             messages = framer.feed(data)
-            is_spent = framer.budget <= 0  # before a handler that answers at once (send_alone)
+            is_spent = framer.budget <= 0  # before a handler that answers at once (send_plain)
             if len(messages) > 1:
                 self._had_one = False
             if framer.unfinished_bytes != self._unfinished_bytes and self._on_unfinished is not None:
