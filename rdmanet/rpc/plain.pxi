@@ -9,7 +9,7 @@
 cdef enum:
     CALL = 1                # the tags of messages.py
     REPLY = 2
-    NESTED_MOST = 16        # lists and maps in a plain message: so many may be in each other
+    CONTAINERS_MOST = 16    # lists and maps in the arguments: so they are not nested deeper than msgspec takes them
     TAIL_LEAST = 4096
     NIL = 0xc0
 
@@ -169,7 +169,7 @@ cdef Py_ssize_t tail_begins(const unsigned char *body, const unsigned char *end,
 
 
 cdef inline int length_bytes(const unsigned char *end) noexcept:
-    """How many bytes the length of no bytes has that ends there."""
+    """How many bytes there are of a length that is 0: with its type before it, a bytes object ends there."""
     return 2 if end[-3] == 0xc5 else 4
 
 
@@ -220,7 +220,7 @@ cdef const unsigned char *behind_value(const unsigned char *at, const unsigned c
             containers += 1
         else:
             return NULL
-        if containers > NESTED_MOST:
+        if containers > CONTAINERS_MOST:
             return NULL
     return at
 
