@@ -118,6 +118,7 @@ def measured(
     found: dict[str, dict[str, list[tuple[float, float]]]] = {case.name: {} for case in CASES}
     try:
         for kind in kinds:
+            before = len(sides)
             try:
                 owner = Side(kind, "own")
                 sides.append(owner)
@@ -126,6 +127,8 @@ def measured(
                 user.hear("ready")
             except NotMeasured as why:
                 missing[kind] = str(why)
+                for side in sides[before:]:
+                    side.process.kill()
             else:
                 pairs[kind] = owner, user
                 owner.stop()
@@ -140,6 +143,8 @@ def measured(
                     except NotMeasured as why:
                         missing[kind] = f"{case.name}: {why}"
                         del pairs[kind]
+                        owner.process.kill()
+                        user.process.kill()
                         continue
                     owner.stop()
                     user.stop()
