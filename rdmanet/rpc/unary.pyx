@@ -3,10 +3,11 @@
 
 Theory
 ------
-A coroutine function that sends a message, awaits a future and returns what has come takes longer than the message does.
-So `Unary` is what a coroutine is, for whoever awaits it: it has `send`, `throw` and `close`, and a task can run it. Its
-first step begins the call, and gives the future; the next one is the last. If more has to be awaited, before the call
-is sent or after its answer has come, a coroutine does that, and this passes everything on to it.
+A coroutine function that sends a message, awaits a future and returns what has come has a frame, to be made and resumed
+for each call. `Unary` has none, and is what a coroutine is, for whoever awaits it: it has `send`, `throw` and `close`,
+and a task can run it. Its first step begins the call, and gives the future; the next one is the last. If more has to be
+awaited, before the call is sent or after its answer has come, a coroutine does that, to which this passes everything
+on.
 
 A task of CPython runs it by `am_send`. So does a coroutine that awaits it, and since Python 3.12 by `tp_iternext`.
 Cython cannot define the first, and lets the second add a traceback to each StopIteration. So both are put into the type
