@@ -192,11 +192,11 @@ class Lifecycle(Life):
     def is_closing(self) -> bool:
         """Whether close() was called, or the connection is over.
 
-        A program that expects TCP does not know that before it has read what had come: AnyIO asks a closing transport
-        for no more bytes.
+        A program that expects TCP does not know that before it has read what had come, or has written in vain: AnyIO
+        asks a closing transport for no more bytes, and StreamWriter.drain() waits for a turn of the loop only if it is.
         """
         machine = self.machine
-        if machine.writing is _CLOSE_DUE:
+        if machine.writing is _CLOSE_DUE or self.writing.late_writes:
             return True
         return machine.closing and not (self.config.ends_when_read and machine.state in _DRAINING)
 

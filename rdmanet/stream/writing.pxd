@@ -9,10 +9,10 @@ from rdmanet.stream.callbacks cimport Callbacks
 @cython.final
 cdef class WritingHalf:
     cdef public bint eof_written
+    cdef public int late_writes
     cdef object _loop, _connection, _owner, _half_closed
     cdef Machine _machine
     cdef Callbacks _callbacks
-    cdef int _late_writes
     cdef bint _reserved, _for_file
     cdef list _for_room
     cpdef bint waits_for_tls(self)

@@ -40,6 +40,7 @@ class WritingHalf:
     """Our half of one connection.
 
     :ivar eof_written: write_eof() was called
+    :ivar late_writes: how many were dropped, because the connection is closed or over; counted up to a few
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class WritingHalf:
         owner: WritingOwner,
     ) -> None:
         self.eof_written = False
+        self.late_writes = 0
         self._loop = loop
         self._machine = machine
         self._connection = connection
         self._callbacks = callbacks
         self._owner: WritingOwner | None = owner  # until `disown`
-        self._late_writes = 0
         self._reserved = False
         self._for_file = False
         self._for_room: list[asyncio.Future[None]] | None = None
@@ -77,10 +78,10 @@ class WritingHalf:
             self._owner.handle(Event.WRITE_DROPPED)
             self._connection.reading = True  # a writer learns of the end, even if the reader is paused
             tls.close_face(self._callbacks.protocol)
-        if self._late_writes >= _LATE_WRITES_QUIET:
+        if self.late_writes >= _LATE_WRITES_QUIET:
             logger.warning("write() on a closed RDMA transport: the data is dropped")
         else:
-            self._late_writes += 1
+            self.late_writes += 1
 
     @contextlib.contextmanager
     def reserved(self, write: Callable[[bytes], None]) -> Iterator[Callable[[bytes], None]]:

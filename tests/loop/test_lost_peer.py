@@ -233,3 +233,31 @@ async def test_what_came_before_the_end_is_read_first():
             await stream.receive()
         await until_seen(transport.is_closing)
         await stream.aclose()
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_who_only_writes_learns_of_the_end_while_bytes_are_unread(how):
+    """drain() is no turn of the loop unless the transport is closing, and nobody else would say that it is over."""
+    ends: list[asyncio.Transport] = []
+
+    class Far(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            ends.append(transport)
+
+    async with serving(Far) as (_, port):
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.create_connection(lambda: protocol, "127.0.0.1", port)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        await until_seen(lambda: ends)
+        transport.pause_reading()
+        ends[0].write(b"unread")
+        getattr(ends[0], how)()
+        await until_seen(lambda: state_of(transport).startswith("draining"))
+        assert not transport.is_closing()
+        with pytest.raises(ConnectionResetError):
+            for _ in range(1000):
+                writer.write(b"to nobody")
+                await writer.drain()
