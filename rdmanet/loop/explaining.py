@@ -80,6 +80,8 @@ class ExplainedDualServer:
 
         place = address[:2]
         match self._doors.get(address):
+            case Register(is_closed=True):
+                return DoorInfo(place, "its RDMA listener is closed, as when the device is removed")
             case Register() as register:
                 return DoorInfo(place, workers=[WorkerInfo(*each) for each in register.workers()])
             case Heir(pid=pid):

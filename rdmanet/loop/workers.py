@@ -170,6 +170,10 @@ class Register:
         """The inode of the TCP listener, if no worker has registered: then each connection is ours. Else 0."""
         return 0 if self._places else self._inode
 
+    @property
+    def is_closed(self) -> bool:
+        return self._socket.fileno() < 0
+
     def elsewhere(self, loop_context: LoopContext) -> int:
         """The port of the worker whose turn it is, if this library's connections are dealt out by refusals; else 0."""
         place = self.turn() if is_dealt(loop_context.library) else None

@@ -167,6 +167,17 @@ async def test_ss_lists_who_has_the_door_and_who_gets_what(kind):
         assert list(found) == [others[1]]
 
 
+async def test_a_door_that_closed_with_its_device_is_missing():
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+    [door] = server.info().doors
+    assert not door.missing
+    server._rdma[0].close()  # as when the device is removed
+    assert "the device is removed" in server.info().doors[0].missing
+    server.close()
+    assert server.info().doors == []
+    await server.wait_closed()
+
+
 async def test_a_server_without_a_door_says_why():
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", 0))
