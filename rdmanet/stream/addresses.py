@@ -19,6 +19,8 @@ logger = logging.getLogger("rdmanet")
 SockAddr = tuple[str, int] | tuple[str, int, int, int]
 
 
+_LOOPBACK = bytes(15) + b"\x01"
+_MAPPED_LOOPBACK = bytes(10) + b"\xff\xff\x7f"  # ::ffff:127.0.0.0/104
 _WILDCARDS: dict[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
@@ -42,7 +44,7 @@ def _address(host: str) -> tuple[int, bool, bool]:
         raise ValueError(f"{host!r} is not a numeric address") from None
     if len(raw) == 4:
         return 4, raw[:2] == b"\xa9\xfe", raw[0] == 127
-    return 6, raw[0] == 0xFE and raw[1] & 0xC0 == 0x80, raw == b"\0" * 15 + b"\1"
+    return 6, raw[0] == 0xFE and raw[1] & 0xC0 == 0x80, raw == _LOOPBACK or raw.startswith(_MAPPED_LOOPBACK)
 
 
 def numeric(host: str, port: int | str, family: int) -> list[SockAddr] | None:

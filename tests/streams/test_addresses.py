@@ -236,6 +236,12 @@ def test_numeric_addresses_are_what_ipaddress_says(host: str) -> None:
     assert _address(host) == (known.version, known.is_link_local, known.is_loopback)
 
 
+def test_a_mapped_loopback_address_is_of_this_host_only() -> None:
+    """As ipaddress says since Python 3.13."""
+    assert _address("::ffff:127.0.0.9") == (6, False, True)
+    assert _address("::ffff:128.0.0.1") == _address("::127.0.0.1") == (6, False, False)
+
+
 @pytest.mark.parametrize(
     "host",
     [
