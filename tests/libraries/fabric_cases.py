@@ -105,6 +105,11 @@ def said(fabric: str) -> tuple[str, str]:
     return fabric, REASONS[fabric]
 
 
+def logged(caplog) -> list[str]:
+    """What the manual's hooks have logged."""
+    return [each.getMessage() for each in caplog.records if each.name == "fabric"]
+
+
 def test_httpx_and_an_asgi_scope(run, serving, fabric, caplog):
     async def main():
         app = Application()
@@ -118,9 +123,7 @@ def test_httpx_and_an_asgi_scope(run, serving, fabric, caplog):
                     assert (found.fabric, found.reason) == said(fabric)
                 await client.get(url, headers={"connection": "close"})
             assert app.seen == [(BY_CLIENT[fabric], fabric)] * 3
-            assert [each.getMessage() for each in caplog.records if each.name == "fabric"] == [
-                f"{url} {fabric}"
-            ] * 3
+            assert logged(caplog) == [f"{url} {fabric}"] * 3
 
     with caplog.at_level(logging.INFO):
         run(main())
@@ -166,9 +169,7 @@ def test_aiohttps_client(run, fabric, caplog):
                 for headers in {}, closed:
                     async with session.get(url, headers=headers) as response:
                         assert await response.read() == b"hi"
-        assert [each.getMessage() for each in caplog.records if each.name == "fabric"] == [
-            f"{url} {fabric}"
-        ] * 2
+        assert logged(caplog) == [f"{url} {fabric}"] * 2
 
     with caplog.at_level(logging.INFO):
         run(main())
