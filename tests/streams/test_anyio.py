@@ -675,7 +675,6 @@ def test_under_anyio_run(loop_factory):
 
 
 @pytest.mark.embedded_only("librdmacm does not survive a fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # it only looks, and leaves
 async def test_a_forked_child_accepts_nothing_and_says_so():
     async with await create_rdma_listener(local_host=HOST) as listener:
         child = os.fork()

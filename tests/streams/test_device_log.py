@@ -101,7 +101,6 @@ def test_one_of_several_loops_logs_it_and_the_last_one_what_is_left(logged):
     assert [text for _, text in logged.lines] == ["first", "last words"]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # it only looks, and leaves
 async def test_a_forked_child_has_no_part_in_it(logged):
     async with await serve():
         pipe = device_log._pipe

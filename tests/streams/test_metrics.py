@@ -199,7 +199,6 @@ async def test_another_thread_sees_no_counter_go_back(net: Net):
     assert not backward
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # it only looks, and leaves
 async def test_a_forked_child_begins_anew(net: Net):
     client, server = await net.pair()
     client.transport.write(b"hello")

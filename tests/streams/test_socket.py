@@ -171,7 +171,6 @@ async def test_no_descriptors_left(net: Net, monkeypatch):
 
 
 @pytest.mark.embedded_only("librdmacm does not survive a fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # it only looks, and leaves
 async def test_a_forked_child_has_none(net: Net):
     client, _ = await net.pair()
     sock = client.transport.get_extra_info("socket")
