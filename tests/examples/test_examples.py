@@ -25,9 +25,14 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
+# Python 3.15 says this of a process that multiprocessing started, whose asyncio is in debug mode: by spawn, the main
+# module has no loader.
+OPTIONS = ("-X", "dev", "-W", "error", "-W", "ignore:Module globals is missing a __spec__:DeprecationWarning")
+
+
 def command(name, *arguments):
     """In Python's development mode, where warnings are errors."""
-    return [sys.executable, "-X", "dev", "-W", "error", ROOT / "examples" / name, *map(str, arguments)]
+    return [sys.executable, *OPTIONS, ROOT / "examples" / name, *map(str, arguments)]
 
 
 def ended(name, *arguments, stdin=""):
