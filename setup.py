@@ -51,6 +51,7 @@ generated_cflags = [
     "-Wno-unused-parameter",
     "-Wno-unused-variable",
     "-Wno-sign-compare",
+    "-Wno-missing-field-initializers",  # it sets the slots of a type that it knows; Python 3.15 has another one
 ]
 # Compiled Python runs long paths once for each call or connection: smaller code is as fast there, and makes a smaller
 # wheel. What runs for each frame is _core's, credit.py's and wire's.
