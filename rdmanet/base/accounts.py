@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -246,6 +247,8 @@ def row_of(info: ConnectionInfo) -> tuple[Any, ...]:
 def quiet_rows(names: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
     """What tells whether a row is of a connection that has neither `waits()` nor `notes()`, as nearly all have.
 
+    No number is too small for that: a row with the greatest of several rows speaks for all of them.
+
     :param names: of the row's counters
     """
     zeros = itemgetter(
@@ -266,6 +269,29 @@ def quiet_rows(names: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
 def rows_of(infos: Iterable[ConnectionInfo]) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
     """For each the names of its counters, and what `row_of` says."""
     return ((list(info.stats), row_of(info)) for info in infos)
+
+
+def columns_of(rows: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Any]]:
+    """The columns of rows whose counters have the same names; and behind them those of the counters.
+
+    A column is a list with one value of each row; or that value, if all have the same, as in most columns of thousands
+    of connections. An address has two: its host, which may be None, and its port.
+    """
+    *columns, numbers = _transposed(rows)
+    for at in (4, 3):
+        columns[at : at + 1] = _transposed([place or (None, 0) for place in columns[at]])
+    return [*map(_column, columns)], [*map(_column, _transposed(numbers))]
+
+
+def _transposed(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """zip(*rows), in a third of the time."""
+    flat, width = [*chain.from_iterable(rows)], len(rows[0])
+    return [flat[at::width] for at in range(width)]
+
+
+def _column(values: list[Any]) -> Any:
+    is_same = values[0] == values[-1] and values.count(values[0]) == len(values)
+    return values[0] if is_same else values
 
 
 @dataclass

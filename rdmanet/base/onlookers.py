@@ -23,9 +23,9 @@ namespaces and that it may trace, since otherwise it cannot see their namespaces
 The answer is lines of JSON. The head, about the source, comes at once. Each byte that comes from whoever looks asks for
 one line more: of the connections that a slice of `SLICE_S` is enough for, then of the calls of rdmanet.rpc, and when
 there are none left, how many connections there were. So the loop turns between two slices, does its other work there,
-and makes no more than is read. The pace is that of who looks, who asks one process at a time (cli/asking.py). A
-connection is a row of values, and the names of its counters stand once in a line: with names in each row, they would be
-most of the work of both sides.
+and makes no more than is asked for. That may be `LINES_AHEAD` at a time: to wake each other for each line would take
+most of the time. Who looks asks one process at a time (cli/asking.py). The names of counters stand once in a line, and
+so does what all connections of a line have in common (`columns_of` in accounts.py), which of thousands is nearly all.
 
 What an answer needs of modules, and the program may not have imported, takes 15 ms the first time, most of it msgspec's
 own needs. These are imported one in a turn; also if who looks has taken the last descriptor (late_import.py).
@@ -62,12 +62,14 @@ if TYPE_CHECKING:
 
 NAME = "rdmanet-ss/"
 """How the names of these sockets begin."""
-VERSION = 2
+VERSION = 3
 """Of the answers. Who reads another one says so."""
 SLICE_S = 0.0006
 """Each slice is a turn of two loops' and a switch to another process, which take as long as some hundred rows."""
 ROWS_MOST = 128
 """Of a line, so that it fits in a socket."""
+LINES_AHEAD = 8
+"""Who asks for more at a time is not answered."""
 CALLERS_MOST = 8
 """Servers and clients of calls in a line, for the same reason."""
 PATIENCE_S = 10.0
@@ -201,6 +203,7 @@ class _Answer:
         self._socket = onlooker
         self._lines = _lines_of(source)
         self._unsent = b""
+        self._wanted = 1  # lines: the head is not asked for
         self._is_importing = False
         self._asked_at = time.monotonic()
         self._last = self._asked_at + PATIENCE_IN_ALL_S
@@ -211,16 +214,21 @@ class _Answer:
 
     def _asked(self) -> None:
         try:
-            asked = self._socket.recv(1)
+            asked = self._socket.recv(LINES_AHEAD + 1)
         except BlockingIOError:
             return
         except OSError:
             asked = b""
-        if not asked or self._unsent or self._is_importing:  # it has gone, or asks before it was told
+        is_idle = not self._wanted
+        self._wanted += len(asked)
+        if (
+            not asked or self._is_importing or self._wanted > LINES_AHEAD
+        ):  # it has gone, or asks before it was told
             self.close()
             return
         self._asked_at = time.monotonic()
-        self.go_on()
+        if is_idle:
+            self.go_on()
 
     def go_on(self) -> None:
         """Send the next line, or the rest of this one."""
@@ -247,6 +255,10 @@ class _Answer:
             return
         self._unsent = self._unsent[sent:]
         self._full = self._later(_FULL_S, self.go_on) if self._unsent else None
+        if not self._unsent:
+            self._wanted -= 1
+            if self._wanted:
+                self._onlookers.loop.call_soon(self.go_on, context=self._onlookers.context)
 
     def _look(self) -> None:
         """Whether it still asks."""
@@ -279,21 +291,31 @@ def _lines_of(source: Source) -> Generator[bytes, None, None]:
             yield b""
     from msgspec import json
 
+    from rdmanet.base.accounts import columns_of
+
+    def line(names: list[str], rows: list[tuple[Any, ...]]) -> bytes:
+        columns, numbers = columns_of(rows)
+        said = {"counters": names, "count": len(rows), "columns": columns, "numbers": numbers}
+        return json.encode(said) + b"\n"
+
     head: dict[str, Any] = {"version": VERSION, **source.headline(), "servers": list(source.server_infos())}
     yield json.encode(head) + b"\n"
     until = time.monotonic() + SLICE_S
     count, counters, rows = 0, list[str](), list[tuple[Any, ...]]()
+    attempts: list[tuple[Any, ...]] = []  # they have no numbers yet
     for names, row in source.connection_rows():
-        names = names or counters  # an attempt has no numbers yet
-        is_long = len(rows) == ROWS_MOST or (len(rows) % _ROWS_AT_ONCE == 0 and time.monotonic() > until)
-        if rows and (is_long or (names is not counters and names != counters)):
-            yield json.encode({"counters": counters, "rows": rows}) + b"\n"
-            until, rows = time.monotonic() + SLICE_S, []
-        counters = names
-        rows.append(row)
+        of = rows if names else attempts
+        is_long = len(of) == ROWS_MOST or (count % _ROWS_AT_ONCE == 0 and time.monotonic() > until)
+        if of and (is_long or (names and names is not counters and names != counters)):
+            yield line(counters if names else names, of)
+            until = time.monotonic() + SLICE_S
+            of.clear()
+        counters = names or counters
+        of.append(row)
         count += 1
-    if rows:
-        yield json.encode({"counters": counters, "rows": rows}) + b"\n"
+    for names, of in ((counters, rows), ([], attempts)):
+        if of:
+            yield line(names, of)
     until, calls = time.monotonic() + SLICE_S, list[Any]()
     for each in source.calls_infos():
         if calls and (len(calls) == CALLERS_MOST or time.monotonic() > until):

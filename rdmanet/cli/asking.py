@@ -1,10 +1,10 @@
 """Ask the processes that use rdmanet what they have: for `rdmanet ss`. What they say is checked here.
 
 As many are asked at once as there are descriptors for: each begins to speak when it is connected to, and is asked for
-each line then. Only one is to speak at a time: the next is connected to, or asked, when a line has come, or has not
-come within `GRACE_S`. Sense is made of what has come while the next line is made. So no more than two CPUs are taken
-from those who talk to each other, and for a moment: where no CPU is idle, the kernel leaves one to who computes for a
-tick of 4 ms, and takes it at once from who waits.
+some lines more then. Only one is to speak at a time: the next is connected to, or asked, when these lines have come, or
+nothing has come for `GRACE_S`. Sense is made of what has come while the next ones are made. So no more than two CPUs
+are taken from those who talk to each other, and for a moment: where no CPU is idle, the kernel leaves one to who
+computes for a tick of 4 ms, and takes it at once from who waits.
 
 Each has `ANSWER_S` to begin, and as long again to go on, as long as something comes. What comes is bounded:
 `LINE_BYTES_MOST` for one line, `ANSWER_BYTES_MOST` for one answer. An answer that breaks a rule is none:
@@ -15,37 +15,42 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import re
 import select
 import socket
 import struct
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import product
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo, rows_of
+from rdmanet.base.accounts import ServerInfo
 from rdmanet.base.call_accounts import CALLS_MOST, CallsInfo
-from rdmanet.base.onlookers import NAME, VERSION
-from rdmanet.protocol import State
+from rdmanet.base.onlookers import LINES_AHEAD, NAME, VERSION
+from rdmanet.cli.columns import (
+    TEXT_MOST,
+    Block,
+    Columns,
+    Connections,
+    Numbers,
+    checked_block,
+    checked_host,
+    printable,
+)
 
 REFUSED = "it does not let this process look"
 ANSWER_S = 0.5
 GRACE_S = 0.005
 LINE_BYTES_MOST = 1 << 19
 ANSWER_BYTES_MOST = 64 << 20
+ROW_BYTES = 64
+"""So much of it a connection counts for, also if it says nothing but what others say."""
 _NAMES_MOST = 1 << 16
-_TEXT_MOST = 300
 _NAME_MOST = 40
-_HOST_MOST = 64
-_DEVICE_MOST = 64
 _NUMBER_MOST = (1 << 64) - 1
 _LISTENS = 1 << 16  # __SO_ACCEPTCON, in the flags of /proc/net/unix
 _KIND = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -55,10 +60,6 @@ _OURS = re.compile(rb"@" + re.escape(NAME.encode()) + rb"(\d{1,10})/[0-9a-f]{16}
 # Of loop/kernel.py, which imports asyncio: half of the time that a list takes.
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _SERVERS = ("rdma", "tcp", "rdma and tcp")
-_KINDS = frozenset(
-    product(("rdma", "tcp"), [state.name.lower() for state in State], ("client", "server", ""))
-)
-"""What a connection may say: its fabric, its state and its role."""
 
 
 class _Head(msgspec.Struct):
@@ -71,48 +72,15 @@ class _Head(msgspec.Struct):
     servers: list[ServerInfo] = []
 
 
-_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Place = tuple[str, _Number] | None
-_Row = tuple[
-    str, str, str, _Place, _Place, str, bool, bool, str, str, _Number, str, str, str, list[_Number]
-]  # fmt: skip
-"""What row_of() returns (base/accounts.py)."""
-_KIND_AT, _PLACES_AT = (0, 5, 2), (3, 4)
-_TEXTS_AT = {1: _TEXT_MOST, 8: _DEVICE_MOST, 9: _DEVICE_MOST, 11: _TEXT_MOST, 12: _TEXT_MOST, 13: _TEXT_MOST}
-"""Where in a row what is: fabric, state and role; addresses; texts, and how long these may be."""
-
-
 class _Line(msgspec.Struct):
     """Each line after it: some connections, what is under way of calls, or in the last line how many there were."""
 
     counters: list[str] = []
-    rows: list[_Row] = []
+    count: int = 0
+    columns: Columns | None = None
+    numbers: list[Numbers] = []
     calls: list[CallsInfo] = []
     connections: int | None = None
-
-
-class Connections:
-    """What was said of connections, in the order in which it came.
-
-    Rows take a quarter of the memory, and so of the time, that objects do: these are made when they are asked for.
-
-    :ivar blocks: names of counters, and rows that have these, or none
-    """
-
-    def __init__(self, infos: Iterable[ConnectionInfo] = ()) -> None:
-        self.blocks: list[tuple[tuple[str, ...], list[_Row]]] = []
-        for names, row in rows_of(infos):
-            self.blocks.append((tuple(names), [row]))
-
-    def __len__(self) -> int:
-        return sum(len(rows) for _, rows in self.blocks)
-
-    def __iter__(self) -> Iterator[ConnectionInfo]:
-        return (info_of(row, names) for names, rows in self.blocks for row in rows)
-
-    def by_tcp(self) -> Iterator[ConnectionInfo]:
-        """Those that are by TCP."""
-        return (info_of(row, names) for names, rows in self.blocks for row in rows if row[0] == "tcp")
 
 
 @dataclass
@@ -202,7 +170,7 @@ class _Asked:
     """A socket that is asked.
 
     :ivar is_ours: whether it is to be listened to: it is of this user's, or this is root
-    :ivar has_spoken: whether it has said what it was asked for
+    :ivar awaited: how many lines it was asked for that have not come; 0 if it has ended
     """
 
     def __init__(self, name: bytes, inode: int) -> None:
@@ -224,7 +192,7 @@ class _Asked:
         self.is_ours = os.geteuid() in (0, self.answer.user)
         if is_full:
             self.answer.failed = "late"
-        self.has_spoken = False
+        self.awaited = 1
         self._heard = bytearray()
         self._count = 0
         self._broke_off = False
@@ -251,10 +219,10 @@ class _Asked:
             poller.poll(moment * 1000)
 
     def ask(self) -> None:
-        """Ask for a line."""
-        self.has_spoken = False
+        """Ask for some lines."""
+        self.awaited = LINES_AHEAD
         with contextlib.suppress(OSError):  # it has gone: what it has said still comes
-            self.socket.send(b"\n", socket.MSG_NOSIGNAL)
+            self.socket.send(b"\n" * LINES_AHEAD, socket.MSG_NOSIGNAL)
 
     def hear(self) -> None:
         """Take what has come."""
@@ -267,25 +235,29 @@ class _Asked:
         self._count += len(some)
         self._heard += some
         self._broke_off = not some
-        self.has_spoken |= b"\n" in some
+        self.awaited = max(0, self.awaited - some.count(b"\n"))
 
     def understand(self) -> bool:
         """Make sense of what was taken; whether more is to come."""
         try:
             if self._broke_off:
                 raise ValueError(REFUSED if not self._count else "it broke off")
-            if self._count > ANSWER_BYTES_MOST:
-                raise ValueError(f"its answer has more than {ANSWER_BYTES_MOST} bytes")
+            self._check_size()
             *lines, rest = self._heard.split(b"\n")
             if any(len(line) > LINE_BYTES_MOST for line in (*lines, rest)):
                 raise ValueError(f"a line of its answer has more than {LINE_BYTES_MOST} bytes")
             self._heard = bytearray(rest)
             return all(self._understood(line) for line in lines)
         except (ValueError, msgspec.MsgspecError, RecursionError) as exc:
-            self.answer.failed = printable(str(exc), _TEXT_MOST)
+            self.answer.failed = printable(str(exc), TEXT_MOST)
             self.answer.connections.blocks.clear()
             self.answer.calls.clear()
             return False
+
+    def _check_size(self) -> None:
+        """:raises ValueError: it has said too much"""
+        if self._count > ANSWER_BYTES_MOST:
+            raise ValueError(f"its answer has more than {ANSWER_BYTES_MOST} bytes")
 
     def _understood(self, line: bytearray) -> bool:
         """Take one line; whether more are to come.
@@ -306,8 +278,11 @@ class _Asked:
         counters = [printable(name, _NAME_MOST) for name in said.counters]
         if said.counters and max(map(len, said.counters)) > _NAME_MOST:
             raise ValueError("it has a name for a number that is too long")
-        if said.rows:
-            self.answer.connections.blocks.append((tuple(counters), _checked_rows(said.rows, len(counters))))
+        if said.columns is not None:
+            block = checked_block(Block(counters, said.count, [*said.columns], said.numbers))
+            self._count += ROW_BYTES * block.count
+            self._check_size()
+            self.answer.connections.blocks.append(block)
         self.answer.calls += map(_checked_calls, said.calls)
         return said.connections is None
 
@@ -344,11 +319,13 @@ def _hear(asked: dict[int, _Asked]) -> None:
         for fd, _ in heard:
             until = now + ANSWER_S
             one = asked[fd]
-            is_listed = one.has_spoken
+            is_listed = not one.awaited
             one.hear()
-            if one.has_spoken and not is_listed:
+            if one is speaker:
+                turn_ends = now + GRACE_S
+            if not one.awaited and not is_listed:
                 silent.append(one)
-        if silent and (speaker is None or speaker.has_spoken or now >= turn_ends):
+        if silent and (speaker is None or not speaker.awaited or now >= turn_ends):
             speaker, turn_ends = silent.popleft(), now + GRACE_S
             speaker.ask()
         for fd, _ in heard:
@@ -356,7 +333,9 @@ def _hear(asked: dict[int, _Asked]) -> None:
             if not one.understand():
                 if one in silent:
                     silent.remove(one)
-                one.has_spoken = True  # all that it will say
+                one.awaited = 0
+                if one is speaker:
+                    turn_ends = now
                 poller.unregister(fd)
                 del asked[fd]
     for one in asked.values():
@@ -371,42 +350,6 @@ _HEAD = msgspec.json.Decoder(_Head)
 _LINE = msgspec.json.Decoder(_Line)
 
 
-def info_of(row: _Row, names: Sequence[str]) -> ConnectionInfo:
-    """The connection that a row is of."""
-    numbers = row[-1]
-    return ConnectionInfo(*row[:-1], defaultdict(int, zip(names, numbers, strict=bool(numbers))))
-
-
-def _checked_rows(rows: list[_Row], numbers: int) -> list[_Row]:
-    """What a line says of connections. These have the same few texts and hosts, which are looked at once.
-
-    :param numbers: how many each has, or none
-    :raises ValueError: it makes no sense
-    """
-    columns = [*zip(*rows, strict=True)]
-    if not _KINDS.issuperset(zip(*(columns[at] for at in _KIND_AT), strict=True)):
-        raise ValueError("it says of a connection what makes no sense")
-    if not {0, numbers}.issuperset(map(len, columns[-1])):
-        raise ValueError("it says more numbers than names for them, or fewer")
-    hosts = {place[0] for at in _PLACES_AT for place in columns[at] if place is not None}
-    texts = {at: set(columns[at]) for at in _TEXTS_AT}
-    if all(_checked_host(host) == host for host in hosts) and all(
-        printable(text, _TEXTS_AT[at]) == text for at, found in texts.items() for text in found
-    ):
-        return rows
-    return [*map(_printable_row, rows)]
-
-
-def _printable_row(row: _Row) -> _Row:
-    """:raises ValueError: it has an address that is none"""
-    found: list[Any] = list(row)
-    for at in _PLACES_AT:
-        found[at] = _checked_place(found[at])
-    for at, most in _TEXTS_AT.items():
-        found[at] = printable(found[at], most)
-    return tuple(found)
-
-
 def _checked_server(server: ServerInfo) -> ServerInfo:
     """:raises ValueError: it makes no sense"""
     if server.fabric not in _SERVERS:
@@ -416,8 +359,8 @@ def _checked_server(server: ServerInfo) -> ServerInfo:
         _number(number)
     for door in server.doors:
         _number(door.front)
-        door.place = _checked_host(door.place[0]), _number(door.place[1])
-        door.port, door.missing = _number(door.port), printable(door.missing, _TEXT_MOST)
+        door.place = checked_host(door.place[0]), _number(door.place[1])
+        door.port, door.missing = _number(door.port), printable(door.missing, TEXT_MOST)
         for worker in door.workers:
             _number(worker.pid)
             _number(worker.port)
@@ -428,12 +371,12 @@ def _checked_calls(info: CallsInfo) -> CallsInfo:
     """:raises ValueError: it makes no sense"""
     if info.side not in ("server", "client") or len(info.calls) > CALLS_MOST:
         raise ValueError("it says of calls what makes no sense")
-    info.service, info.where = printable(info.service, _TEXT_MOST), printable(info.where, _TEXT_MOST)
+    info.service, info.where = printable(info.service, TEXT_MOST), printable(info.where, TEXT_MOST)
     for number in (info.key, info.under_way, *(call.us for call in info.calls)):
         _number(number)
     for call in info.calls:
-        call.method, call.doing = printable(call.method, _TEXT_MOST), printable(call.doing, _TEXT_MOST)
-    info.notes = [printable(note, _TEXT_MOST) for note in info.notes]
+        call.method, call.doing = printable(call.method, TEXT_MOST), printable(call.doing, TEXT_MOST)
+    info.notes = [printable(note, TEXT_MOST) for note in info.notes]
     return info
 
 
@@ -445,23 +388,7 @@ def _checked_engine(engine: dict[str, Any]) -> dict[str, Any]:
 
 def _checked_place(place: tuple[str, int] | None) -> tuple[str, int] | None:
     """:raises ValueError: it is no address"""
-    return None if place is None else (_checked_host(place[0]), place[1])
-
-
-def _checked_host(host: str) -> str:
-    """:raises ValueError: it is no address"""
-    if len(host) > _HOST_MOST:
-        raise ValueError("it says an address that is too long")
-    return _host(host)
-
-
-# Thousands of connections have the same few. What strangers say is neither kept without end, nor long.
-@lru_cache(maxsize=4096)
-def _host(host: str) -> str:
-    """:raises ValueError: it is no address"""
-    address, _, zone = host.partition("%")
-    ipaddress.ip_address(address)
-    return printable(f"{address}%{zone}" if zone else address, _HOST_MOST)
+    return None if place is None else (checked_host(place[0]), place[1])
 
 
 def _number(value: Any) -> int:
@@ -469,11 +396,3 @@ def _number(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value <= _NUMBER_MOST:
         raise ValueError("it says a number that no counter can have")
     return int(value)
-
-
-def printable(text: str, most: int) -> str:
-    """A text of a stranger's, on one line, without anything that a terminal would act on."""
-    cut = text if len(text) <= most else text[: most - 1] + "…"
-    if cut.isprintable():
-        return cut
-    return "".join(character if character.isprintable() else "\ufffd" for character in cut)

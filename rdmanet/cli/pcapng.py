@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rdmanet.cli.asking import printable
+from rdmanet.cli.columns import printable
 
 DISSECTOR = Path(__file__).with_name("wireshark.lua")
 FORMAT = 1

@@ -27,6 +27,7 @@ from rdmanet.base.accounts import (
     ConnectionInfo,
     ServerInfo,
     accepted_at,
+    columns_of,
     loop_notes,
     place_text,
     quiet_rows,
@@ -35,7 +36,8 @@ from rdmanet.base.accounts import (
     why_held,
 )
 from rdmanet.base.cpus import are_together, why_far
-from rdmanet.cli.asking import ANSWER_S, REFUSED, Answer, Connections, ask_all, info_of
+from rdmanet.cli.asking import ANSWER_S, REFUSED, Answer, ask_all
+from rdmanet.cli.columns import Block, Connections, as_json, info_of, printable
 from rdmanet.cli.text import seconds, table
 
 _TITLES = ["fabric", "state", "local", "peer", "sent", "received", "credits", "device", "qp"]
@@ -220,10 +222,11 @@ def _waiting(process: Process) -> Process | None:
             connections=Connections(),
             calls=[calls for calls in answer.calls if calls.under_way],
         )
-        for names, rows in answer.connections.blocks:
-            is_quiet = quiet_rows(names)
-            if rows := [row for row in rows if not is_quiet(row) and info_of(row, names).waits()]:
-                found.connections.blocks.append((names, rows))
+        for block in answer.connections.blocks:
+            is_quiet = quiet_rows(block.counters)
+            rows = [row for row in block.rows() if not is_quiet(row) and info_of(row, block.counters).waits()]
+            if rows:
+                found.connections.blocks.append(Block(block.counters, len(rows), *columns_of(rows)))
         if found.engines or found.servers or found.calls or len(found.connections):
             answers.append(found)
     return replace(process, answers=answers) if answers or process.silent else None
@@ -371,20 +374,30 @@ def _as_json(picture: Picture, processes: list[Process]) -> Iterator[bytes]:
 
 def _connections_as_json(picture: Picture, process: Process, answer: Answer) -> Iterator[bytes]:
     comma = b""
-    for names, rows in answer.connections.blocks:
-        stats_of = _stats_class(names)
-        shown = [_Shown(*row[:-1], stats_of(*row[-1])) for row in rows]
-        is_quiet = picture.says_no_more and quiet_rows(names)
-        for row, one in zip(rows, shown, strict=True):
-            if not (is_quiet and is_quiet(row)):
-                info = info_of(row, names)
-                one.waits, one.notes = info.waits(), picture.notes(process, info)
-                if (one.waits or one.notes) and (peer := picture.peer(process, info)) is not None:
-                    one.peer_pid = peer.pid
-                if (rates := picture.rates(process, answer, info)) is not None:
-                    one.sent_per_s, one.received_per_s = rates
-        yield comma + json.encode(shown)[1:-1]
+    for block in answer.connections.blocks:
+        is_quiet = quiet_rows(block.counters) if picture.says_no_more else _never
+        row = block.greatest() if len(set(block.counters)) == len(block.numbers) else None
+        if row is not None and is_quiet(row):
+            yield comma + as_json(block, _Shown.__struct_fields__)
+        else:
+            rows: list[Any] = [*block.rows()]
+            stats_of = _stats_class(block.counters)
+            shown = [_Shown(*(*row[:-1], stats_of(*row[-1]))) for row in rows]
+            for row, one in zip(rows, shown, strict=True):
+                if not is_quiet(row):
+                    info = info_of(row, block.counters)
+                    one.waits, one.notes = info.waits(), picture.notes(process, info)
+                    if (one.waits or one.notes) and (peer := picture.peer(process, info)) is not None:
+                        one.peer_pid = peer.pid
+                    if (rates := picture.rates(process, answer, info)) is not None:
+                        one.sent_per_s, one.received_per_s = rates
+            yield comma + json.encode(shown)[1:-1]
         comma = b","
+
+
+def _never(row: Any) -> bool:
+    """That something may be said of each row."""
+    return False
 
 
 def _merged(answers: list[Answer]) -> list[Answer]:
@@ -458,8 +471,6 @@ def _lacks(pid: int) -> str:
 
 def _program(pid: int) -> str:
     """The command of a process, its paths without their directories, or its name; it can only be printed."""
-    from rdmanet.cli.asking import printable
-
     for name in ("cmdline", "comm"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
             words = file.read(4096).decode(errors="replace").strip("\0\n").split("\0")

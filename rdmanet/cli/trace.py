@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rdmanet.cli import pcapng
-from rdmanet.cli.asking import printable
+from rdmanet.cli.columns import printable
 from rdmanet.cli.text import file_path
 from rdmanet.stream.tracing import ITS_PEER, OF_PAIR
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import json
 
 from rdmanet.base import onlookers
-from rdmanet.base.accounts import ConnectionInfo, row_of
+from rdmanet.base.accounts import ConnectionInfo, columns_of, row_of
 from rdmanet.cli import asking
 from tests.cli.test_ss import ENVIRONMENT
 
@@ -55,11 +55,12 @@ class Speaker:
             with caller:
                 caller.sendall(json.encode({"version": onlookers.VERSION, "loop": 1}) + b"\n")
                 row = row_of(ConnectionInfo("rdma", self.name, "", None, None, "open", stats={"a": 7}))
+                columns, numbers = columns_of([row])
                 for number in range(self.lines + 1):
                     if not caller.recv(1):
                         return
                     self.is_asked.set()
-                    line: Any = {"counters": ["a"], "rows": [row]}
+                    line: Any = {"counters": ["a"], "count": 1, "columns": columns, "numbers": numbers}
                     with self.floor.held():
                         if number == LINES:
                             line = {"connections": number}

@@ -13,7 +13,8 @@ import pytest
 
 from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.cli import asking, checks, running
-from rdmanet.cli.asking import Answer, Connections
+from rdmanet.cli.asking import Answer
+from rdmanet.cli.columns import Connections
 from rdmanet.cli.ss import Process as Seen
 from rdmanet.loop import choice, doors, kernel, loop_factory, trust
 from tests.cli.test_commands import ENVIRONMENT, run

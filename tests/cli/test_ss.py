@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rdmanet.base.accounts import ConnectionInfo, ServerInfo
+from rdmanet.base.accounts import ConnectionInfo, ServerInfo, columns_of, row_of
 from rdmanet.cli import ss as ss_command
-from rdmanet.cli.asking import Answer, Connections
+from rdmanet.cli.asking import Answer
+from rdmanet.cli.columns import Block, Connections
 from rdmanet.cli.command_line import main
 from rdmanet.cli.ss import _merged as merged
 from rdmanet.cli.ss import _why_silent as why_silent
@@ -294,6 +295,25 @@ def as_json(count):
     found = picture_of(count)
     merged(found[0].answers)
     return [*ss_command._as_json(ss_command.Picture(), picture_of(count, int))]
+
+
+def test_connections_that_are_encoded_together_are_said_as_others_are(monkeypatch):
+    """Those of which there is nothing to say but their columns."""
+    places = ("127.0.0.1", 1), ("::1", 7), None
+    infos = [
+        ConnectionInfo(
+            "rdma", 'a "100%d" ä', "client", places[0], place, "open", qp=qp, stats={"bytes_sent": qp, "%": 5}
+        )
+        for qp, place in enumerate(places)
+    ]
+    block = Block(("bytes_sent", "%"), len(infos), *columns_of([*map(row_of, infos)]))
+    process = ss_command.Process(1, 0, "a program", answers=[Answer(1, 0)])
+    process.answers[0].connections.blocks += block, block
+    found = b"".join(ss_command._as_json(ss_command.Picture(), [process]))
+    monkeypatch.setattr(ss_command.Picture, "says_no_more", False)
+    assert b"".join(ss_command._as_json(ss_command.Picture(), [process])) == found
+    [loop] = json.loads(found)["processes"][0]["loops"]
+    assert [info["stats"] for info in loop["connections"]] == 2 * [info.stats for info in infos]
 
 
 @pytest.mark.parametrize("shown", [as_text, as_json])

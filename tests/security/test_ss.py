@@ -12,14 +12,14 @@ import pytest
 
 from rdmanet.base import onlookers
 from rdmanet.base.call_accounts import CALLS_MOST
-from rdmanet.cli import asking, ss
+from rdmanet.cli import asking, columns, ss
 from tests.security.conftest import ATTACKER, VICTIM, unfit
 
 ESCAPE = "\x1b[2J\x1b]0;pwned\x07\u202e"
 HEAD = b'{"version":%d,"loop":1,"library":"","engines":[],"servers":[]}\n' % onlookers.VERSION
 CONNECTION = (
-    b'{"counters":["a"],"rows":[["tcp","%s","client",["127.0.0.1",1],["127.0.0.1",2],"open",true,false,"","",'
-    b'7,"","","",[5]]]}\n'
+    b'{"counters":["a"],"count":1,"columns":["tcp","%s","client","127.0.0.1",1,"127.0.0.1",2,"open",true,false,'
+    b'"","",7,"","",""],"numbers":[5]}\n'
 )
 
 CALLS = (
@@ -97,7 +97,8 @@ def text_of_all() -> str:
 
 def test_no_escape_is_printed(guarded, monkeypatch):
     if not guarded:
-        monkeypatch.setattr(asking, "printable", lambda text, most: text)
+        for module in (asking, columns):
+            monkeypatch.setattr(module, "printable", lambda text, most: text)
     escape = ESCAPE.encode().replace(b"\x1b", b"\\u001b").replace(b"\x07", b"\\u0007")
     lies = CONNECTION % escape + CALLS % ((escape,) * 5)
     with Liar(head_with(escape) + lies + b'{"connections":1}\n', os.getpid()):
@@ -106,6 +107,27 @@ def test_no_escape_is_printed(guarded, monkeypatch):
     assert "why TCP: " in said and "1 calls under way" in said
     assert (ESCAPE in said) is not guarded
     assert any(not character.isprintable() and character != "\n" for character in said) is not guarded
+
+
+def test_no_escape_is_printed_of_several_either():
+    escape = ESCAPE.encode().replace(b"\x1b", b"\\u001b").replace(b"\x07", b"\\u0007")
+    two = (
+        (CONNECTION % b"")
+        .replace(b'"count":1', b'"count":2')
+        .replace(b'"tcp",""', b'"tcp",["fair","%b"]' % escape)
+    )
+    with Liar(HEAD + two + b'{"connections":2}\n', os.getpid()):
+        said = text_of_all()
+    assert "why TCP: fair" in said and "why TCP: \ufffd[2J" in said
+    assert all(character.isprintable() or character == "\n" for character in said)
+
+
+def test_a_line_of_few_bytes_counts_for_its_connections(monkeypatch):
+    monkeypatch.setattr(asking, "ANSWER_BYTES_MOST", 200 * asking.ROW_BYTES)
+    many = (CONNECTION % b"").replace(b'"count":1', b'"count":%d' % onlookers.ROWS_MOST)
+    with Liar(HEAD + many + many, os.getpid()):
+        [answer] = [answer for answer in asking.ask_all() if answer.pid == os.getpid()]
+    assert "its answer has more than" in answer.failed and not len(answer.connections)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +208,34 @@ def test_a_full_queue_takes_no_descriptor_of_who_asks():
 LIES = {
     "no JSON": (b"hello\n", "malformed"),
     "another version": (b'{"version":77}\n', "version 77"),
-    "a wrong type": (HEAD + (CONNECTION % b"").replace(b"7,", b'"x",'), "Expected `int`"),
+    "a wrong type": (HEAD + (CONNECTION % b"").replace(b"7,", b'"x",'), "Expected `int | array`"),
     "a negative number": (HEAD + (CONNECTION % b"").replace(b"7,", b"-1,"), "Expected `int` >= 0"),
     "a negative counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[-5]"), "Expected `int` >= 0"),
     "a great counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[%d]" % 2**64), "Expected `int` <= "),
+    "a column of two for one": (
+        HEAD + (CONNECTION % b"").replace(b"[5]", b"[[5,6]]"),
+        "more of some connections than of others",
+    ),
+    "a column of none": (
+        HEAD + (CONNECTION % b"").replace(b'"tcp"', b"[]"),
+        "more of some connections than of others",
+    ),
+    "no connection": (HEAD + (CONNECTION % b"").replace(b'"count":1', b'"count":0'), "too many in a line"),
+    "connections without end": (
+        HEAD + (CONNECTION % b"").replace(b'"count":1', b'"count":%d' % 10**9),
+        "too many in a line",
+    ),
+    "a word of several that is none": (
+        HEAD + (CONNECTION % b"").replace(b'"count":1', b'"count":2').replace(b'"open"', b'["open","pwnd"]'),
+        "makes no sense",
+    ),
+    "an address of several that is none": (
+        HEAD
+        + (CONNECTION % b"")
+        .replace(b'"count":1', b'"count":2')
+        .replace(b'"127.0.0.1",1', b'[null,"evil"],1'),
+        "does not appear to be an IPv4",
+    ),
     "no name for a counter": (HEAD + (CONNECTION % b"").replace(b"[5]", b"[5,6]"), "more numbers than names"),
     "no address": (
         HEAD + (CONNECTION % b"").replace(b"127.0.0.1", b"evil", 1),

@@ -17,6 +17,7 @@ from harness import Net
 from rdmanet.base import onlookers, watching
 from rdmanet.base.accounts import ConnectionInfo, ServerInfo, row_of, rows_of
 from rdmanet.base.call_accounts import CallsInfo
+from rdmanet.cli.columns import Block
 from tests.support.descriptors import descriptors_left
 from tests.support.waiting import begin, loop_turns, readable, until_seen
 
@@ -83,7 +84,14 @@ async def read_all(sock: socket.socket) -> list[bytes]:
 
 
 def rows_said(lines: list[bytes]) -> list[list[Any]]:
-    return [row for line in lines[1:-1] for row in json.loads(line)["rows"]]
+    return [row for line in lines[1:-1] for row in rows_in(json.loads(line))]
+
+
+def rows_in(line: dict[str, Any]) -> list[Any]:
+    """As JSON has them."""
+    block = Block(line["counters"], line["count"], line["columns"], line["numbers"])
+    rows: list[Any] = json.loads(json.dumps([*block.rows()]))
+    return rows
 
 
 async def test_the_loop_does_its_other_work_meanwhile(monkeypatch):
@@ -109,8 +117,35 @@ async def test_the_loop_does_its_other_work_meanwhile(monkeypatch):
     assert turns >= 200
 
 
+async def test_lines_that_are_asked_for_at_once_take_a_turn_each(monkeypatch):
+    monkeypatch.setattr(onlookers, "SLICE_S", 100.0)
+    source = Many(10 * onlookers.ROWS_MOST)
+    at, made = watched(source), list[int]()
+    with look(at) as sock:
+        await readable(sock.fileno())
+        sock.recv(1 << 20)
+        sock.send(b"\n" * onlookers.LINES_AHEAD)
+        while len(made) < 100 and source.asked <= (onlookers.LINES_AHEAD - 1) * onlookers.ROWS_MOST:
+            await loop_turns()
+            made.append(source.asked // onlookers.ROWS_MOST)
+        assert set(range(1, onlookers.LINES_AHEAD)) <= set(made)
+        await loop_turns(10)
+        assert source.asked <= onlookers.LINES_AHEAD * onlookers.ROWS_MOST + 1
+    await until_seen(lambda: not at.answers)
+    at.close()
+
+
+async def test_who_asks_for_too_much_at_once_is_given_up():
+    at = watched(Many(10 * onlookers.ROWS_MOST))
+    with look(at) as sock:
+        await readable(sock.fileno())
+        sock.recv(1 << 20)
+        sock.send(b"\n" * (onlookers.LINES_AHEAD + 1))
+        await until_seen(lambda: not at.answers)
+    at.close()
+
+
 async def test_no_more_is_made_than_is_asked_for():
-    """And of that a line at a time, though more is asked for at once."""
     source = Many(10 * onlookers.ROWS_MOST)
     at = watched(source)
     with look(at) as sock:
@@ -170,13 +205,14 @@ async def test_who_asks_before_it_was_told_is_given_up(monkeypatch):
 
 
 async def test_names_of_counters_stand_once_in_a_line():
-    """Connections that have none yet have no names, either."""
+    """Connections that have none yet have no names, either, and a line of their own."""
     at = watched(Mixed(1))
     with look(at) as sock:
         lines = [json.loads(line) for line in await read_all(sock)]
-    assert [(line["counters"], [row[-1] for row in line["rows"]]) for line in lines[1:-1]] == [
-        (["a", "b"], [[1, 2], [], [3, 4]]),
+    assert [(line["counters"], [row[-1] for row in rows_in(line)]) for line in lines[1:-1]] == [
+        (["a", "b"], [[1, 2], [3, 4]]),
         (["c"], [[5]]),
+        ([], [[]]),
     ]
     at.close()
 

@@ -10,6 +10,7 @@ from rdmanet.base.accounts import (
     ServerInfo,
     WorkerInfo,
     accepted_at,
+    columns_of,
     loop_notes,
     place_text,
     quiet_rows,
@@ -17,7 +18,7 @@ from rdmanet.base.accounts import (
     size_text,
     time_text,
 )
-from rdmanet.cli import asking
+from rdmanet.cli import columns
 from rdmanet.protocol import State
 
 QUIET = {
@@ -156,9 +157,24 @@ def test_the_client_has_said_nothing():
 @pytest.mark.parametrize("state", State)
 def test_each_state_is_understood(state):
     info = replace(OPEN, state=state.name.lower())
-    assert [*asking.Connections([info])] == [info]
-    assert asking._checked_rows([row_of(info)], len(info.stats)) == [row_of(info)]
+    assert [*columns.Connections([info])] == [info]
+    block = columns.Block(tuple(info.stats), 1, *columns_of([row_of(info)]))
+    assert [*columns.checked_block(block).rows()] == [(*row_of(info)[:-1], tuple(info.stats.values()))]
     assert info.explain()
+
+
+def test_connections_go_by_columns():
+    """What all have in common stands once; places, of which some are not known, come back whole."""
+    infos = [
+        OPEN,
+        replace(OPEN, local=None, reading=False),
+        replace(with_stats(bytes_sent=9), peer=None, state="closed", qp=5),
+    ]
+    said, numbers = columns_of([*map(row_of, infos)])
+    assert said[:3] == ["rdma", OPEN.reason, "client"] and said[8] == [True, False, True]
+    assert numbers[:2] == [[7, 7, 9], 2048]
+    block = columns.checked_block(columns.Block(tuple(OPEN.stats), 3, said, numbers))
+    assert [columns.info_of(row, block.counters) for row in block.rows()] == infos
 
 
 QUIET_TCP = ConnectionInfo("tcp", "why", "client", HERE, THERE, "open", stats={"bytes_unsent": 0})
@@ -188,6 +204,18 @@ def test_a_row_of_which_something_may_be_said_is_not_quiet(info):
 @pytest.mark.parametrize("info", [OPEN, QUIET_TCP])
 def test_a_row_of_which_nothing_is_said_is_quiet(info):
     assert quiet_rows(list(info.stats))(row_of(info)) and not info.waits() and not info.notes()
+
+
+@pytest.mark.parametrize(
+    "other", [replace(OPEN, state="closed"), replace(OPEN, paused=True), with_stats(slots_leased=1)]
+)
+def test_one_row_speaks_for_all_only_if_all_are_quiet(other):
+    def is_quiet(*infos: ConnectionInfo) -> bool:
+        said, numbers = columns_of([*map(row_of, infos)])
+        row = columns.Block(tuple(OPEN.stats), len(infos), said, numbers).greatest()
+        return row is not None and quiet_rows(list(OPEN.stats))(row)
+
+    assert is_quiet(OPEN, replace(OPEN, qp=5, peer=None)) and not is_quiet(OPEN, other)
 
 
 def test_by_tcp():

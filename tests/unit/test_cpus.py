@@ -10,7 +10,8 @@ import pytest
 from rdmanet.base import cpus
 from rdmanet.base.accounts import ConnectionInfo
 from rdmanet.cli import ss
-from rdmanet.cli.asking import Answer, Connections
+from rdmanet.cli.asking import Answer
+from rdmanet.cli.columns import Connections
 
 ALLOWED = {1: "0-3", 2: "4-7", 3: "0-7", 4: "2-3", 5: "7", 6: "7"}
 DEVICES = {"mlx5_0": "0", "mlx5_1": "1", "rxe0": "-1"}
