@@ -12,8 +12,6 @@ from rdmanet.rpc.stats import Counter
 from rdmanet.rpc.turns import Turns
 
 class Calling:
-    """What makes calls on a connection: when one may be sent, and what becomes of one that nobody waits for."""
-
     loop: asyncio.AbstractEventLoop
     link: Link
     book: CallerBook
@@ -28,11 +26,6 @@ class Calling:
     def _release(self, number: int) -> None: ...
 
 class Unary(Coroutine[Any, Any, Any]):
-    """A call that has one result. It begins when it is awaited.
-
-    :param arguments: as they are sent, with `memory`, `apart` and `tail` (Channel._begin)
-    """
-
     def __init__(
         self,
         calling: Calling,
@@ -43,11 +36,6 @@ class Unary(Coroutine[Any, Any, Any]):
         tail: bytes | memoryview | None = None,
     ) -> None: ...
     def __await__(self) -> Generator[Any, Any, Any]: ...
-    def send(self, value: Any) -> Any:
-        """As a coroutine's."""
-
-    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
-        """As a coroutine's."""
-
-    def close(self) -> None:
-        """As a coroutine's."""
+    def send(self, value: Any) -> Any: ...
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any: ...
+    def close(self) -> None: ...

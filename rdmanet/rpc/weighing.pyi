@@ -15,10 +15,4 @@ def weigh(
     has_sets: int = 0,
     has_set_keys: bool = False,
     tags: bytes = b"",
-) -> int:
-    """How many bytes of memory the objects will take that a value in msgpack becomes, beside its texts and bytes.
-
-    :raises OverflowError: it is more than `most`
-    :raises RecursionError: it is nested too deep
-    :raises ValueError: it has maps or sets whose keys collide, or maps in each other whose tags come late
-    """
+) -> int: ...
