@@ -193,13 +193,14 @@ modules = [
         extra_link_args=ldflags,
     ),
 ]
+device_cflags = ["-D_GNU_SOURCE=", "-fvisibility=hidden", "-pthread"]
 PRELOADED = sorted(glob("rdmanet/soft/preload/*.c"))
 device = Extension(
     DEVICE,
     sorted(set(glob("rdmanet/soft/*/*.c")) - set(PRELOADED)),
     include_dirs=["rdmanet/abi", "rdmanet/soft"],
     depends=[*abi_headers, *glob("rdmanet/soft/*/*.h"), "rdmanet/soft/soft.map"],
-    extra_compile_args=[*cflags, "-fvisibility=hidden", "-pthread"],
+    extra_compile_args=[*cflags, *device_cflags],
     extra_link_args=[
         *ldflags,
         "-pthread",
@@ -216,8 +217,7 @@ files = Extension(
     depends=glob("rdmanet/soft/preload/*.h"),
     extra_compile_args=[
         *(flag for flag in cflags if "sanitize" not in flag),
-        "-fvisibility=hidden",
-        "-pthread",
+        *device_cflags,
     ],
     extra_link_args=["-pthread", "-ldl", "-Wl,-soname,librdmanet_files.so"],
 )

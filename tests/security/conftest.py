@@ -83,8 +83,8 @@ def built_without_guards(out: Path, *more: str) -> Path:
     library = out / "librdmanet_soft.so"
     if library.exists() and library.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
         return library
-    flags = ["-std=gnu11", "-g", "-DNDEBUG", "-DRDMANET_UNGUARDED", "-fPIC", "-fvisibility=hidden"]
-    flags += ["-pthread", f"-I{SOURCES}/abi", f"-I{SOURCES}/soft", *more]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE=", "-g", "-DNDEBUG", "-DRDMANET_UNGUARDED", "-fPIC"]
+    flags += ["-fvisibility=hidden", "-pthread", f"-I{SOURCES}/abi", f"-I{SOURCES}/soft", *more]
 
     def compile(source: Path) -> str:
         made = out / f"{source.parent.name}-{source.stem}.o"

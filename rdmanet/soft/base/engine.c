@@ -14,7 +14,6 @@
  * Waking.  The wakeup is written only when the thread sleeps without end; timers have a timerfd
  * (timer.c).  Both descriptors are edge-triggered and so never read.
  */
-#define _GNU_SOURCE
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>

@@ -14,7 +14,6 @@
  * AddressSanitizer does not take them before a fork, as the C library's does. If the engine held one, the child would
  * wait for it forever.
  */
-#define _GNU_SOURCE
 #include "base/engine.h"
 
 #include <assert.h>

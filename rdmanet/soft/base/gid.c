@@ -18,7 +18,6 @@
  * Locks.  `opening` guards the socket's life and is held while its source is added and removed;
  * `lock` guards the table and is held for nothing else.  Events are raised with neither.
  */
-#define _GNU_SOURCE
 #include "base/engine.h"
 #include "base/gid.h"
 #include "base/log.h"

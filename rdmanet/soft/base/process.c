@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a process has one of.  That another process has died is noticed in peer/peer.c. */
-#define _GNU_SOURCE
 #include "base/fence.h"
 #include "base/process.h"
 

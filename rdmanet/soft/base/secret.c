@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Proofs. secret.h has the theory; secret_key.c reads the key. */
-#define _GNU_SOURCE
 #include "base/secret.h"
 #include "base/sha256.h"
 

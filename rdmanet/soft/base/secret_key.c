@@ -9,7 +9,6 @@
  * It is read once.  A process that has dropped its privileges, or whose file or environment has changed since, opens
  * the device with the secret that it had first; with another one it doesn't open it at all.
  */
-#define _GNU_SOURCE
 #include "base/guard.h"
 #include "base/secret.h"
 #include "base/sha256.h"

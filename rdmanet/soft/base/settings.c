@@ -3,7 +3,6 @@
  * Reads the environment variables RDMANET_SOFT_*, once, at the process's start. Those marked ELSEWHERE are
  * only known here; the named files read them.
  */
-#define _GNU_SOURCE
 #include "base/extras.h"
 #include "base/process.h"
 #include "base/secret.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE
 #include "base/engine.h"
 #include "base/gid.h"
 #include "base/proc_net.h"

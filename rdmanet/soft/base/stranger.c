@@ -3,7 +3,6 @@
  * Which stranger is closed when there are too many: least_welcome().  stranger.h has the theory; rdmanet/admission.py
  * does the same for half-open connections of stream servers.
  */
-#define _GNU_SOURCE
 #include "base/engine.h"
 #include "base/gid.h"
 #include "base/guard.h"

@@ -6,7 +6,6 @@
  * addresses for itself, and ends a program that asks its mmap() for one.  In a build for it the page stays where it was
  * filled, which is random enough for tests.
  */
-#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -4,7 +4,6 @@
  *
  * Every address of this host is the device's.  resolve.c says how others are reached.
  */
-#define _GNU_SOURCE
 #include "base/extras.h"
 #include "base/gid.h"
 #include "cm/cm.h"

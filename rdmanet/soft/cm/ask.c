@@ -29,7 +29,6 @@
  * This file is the asker's; asked.c is the other's, and listeners.c says which addresses both have. Connections that are
  * begun before there is a link may wait for it: first.c.
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "base/guard.h"
 #include "base/sock_diag.h"

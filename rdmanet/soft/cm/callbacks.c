@@ -3,7 +3,6 @@
  * What the engine calls for a wire: its socket is ready, its time is up, the program has changed something, the peer's
  * process is linked or dead, or another connection needs its descriptor.  Each ends by getting on (rn_cm_wire_get_on).
  */
-#define _GNU_SOURCE
 #include "base/guard.h"
 #include "cm/wire.h"
 #include "peer/peer.h"

@@ -7,7 +7,6 @@
  * to the very address and port that the program named.  There is one for each RDMA connection, and
  * it lives as long, so its end shows the peer's end.  cm.h has the picture.
  */
-#define _GNU_SOURCE
 #include "cm/cm.h"
 
 #include <stdlib.h>

@@ -3,7 +3,6 @@
  * What the program reads from an event channel, and what is done for it then: its queue pair is connected, or attached to
  * a group.
  */
-#define _GNU_SOURCE
 #include "cm/cm.h"
 
 #include <sys/syscall.h>

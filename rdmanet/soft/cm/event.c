@@ -17,7 +17,6 @@
  * often on the very CPU of the thread that holds it.  So what the engine has heard is told when the lock is released.
  * Whoever takes the event back, or destroys the channel, waits for that one write.
  */
-#define _GNU_SOURCE
 #include "cm/cm.h"
 #include "objects/channel.h"
 

@@ -30,7 +30,6 @@
  *
  * All of this runs on the engine.
  */
-#define _GNU_SOURCE
 #include "base/guard.h"
 #include "cm/wire.h"
 #include "peer/peer.h"

@@ -12,7 +12,6 @@
  * able to go on.  If no descriptor is left, a spare one is closed to accept a connection and refuse it; the descriptor
  * of that connection becomes the next spare one.
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "base/guard.h"
 #include "cm/wire.h"

@@ -6,7 +6,6 @@
  * engine takes the same lock, so it is woken when that is released: rn_cm_unlock().  If the engine sleeps, and the
  * socket is connected or can be at once, the thread sends it itself: rn_cm_unlock_and_send().
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "base/guard.h"
 #include "cm/wire.h"

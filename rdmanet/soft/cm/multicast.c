@@ -6,7 +6,6 @@
  * the queue pair to it.  That happens when the program reads MULTICAST_JOIN, as in the real library;
  * the event tells it how to send there: the address vector, queue pair 0xffffff, and the Q_Key.
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "cm/cm.h"
 

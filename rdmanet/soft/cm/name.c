@@ -32,7 +32,6 @@
  * one of this host, as every local program could choose for itself by TCP; its port is 0, which no TCP connection has.
  * So it can claim nothing that it could not claim by TCP, except to a program that takes a port below 1024 for root's.
  */
-#define _GNU_SOURCE
 #include "base/equal.h"
 #include "base/gid.h"
 #include "base/guard.h"

@@ -9,7 +9,6 @@
  * An identifier of XRC's receiving side has a target, which has no completion queue, and an SRQ, which has one;
  * both are of the connection manager's own domain, if the program names none.
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "cm/cm.h"
 

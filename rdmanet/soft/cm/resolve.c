@@ -6,7 +6,6 @@
  * A wildcard to listen on stays a wildcard; as a destination it means the loopback address, as in the kernel's connection
  * manager.
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "cm/cm.h"
 

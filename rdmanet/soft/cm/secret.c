@@ -18,7 +18,6 @@
  * Without a secret REQ comes at once.  The secret doesn't encrypt what follows, nor does it prove by which route the
  * peer was reached: anybody who can relay the bytes can read them.
  */
-#define _GNU_SOURCE
 #include "base/guard.h"
 #include "cm/wire.h"
 

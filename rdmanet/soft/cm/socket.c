@@ -2,7 +2,6 @@
 /*
  * The socket under a wire: connecting it, bytes out and in.
  */
-#define _GNU_SOURCE
 #include "base/guard.h"
 #include "cm/wire.h"
 

@@ -8,7 +8,6 @@
  *
  * An endpoint is an identifier with its queue pair, made from what rdma_getaddrinfo has found.
  */
-#define _GNU_SOURCE
 #include "cm/cm.h"
 
 #include <poll.h>

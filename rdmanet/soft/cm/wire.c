@@ -56,7 +56,6 @@
  *     listeners.c who listens, and whom they have been asked for
  *     wire.c      a wire, and what its end means
  */
-#define _GNU_SOURCE
 #include "base/extras.h"
 #include "cm/wire.h"
 #include "peer/peer.h"

@@ -14,7 +14,6 @@
  *
  * The table is guarded by rn_process_lock.
  */
-#define _GNU_SOURCE
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/socket.h>

@@ -12,7 +12,6 @@
  *
  * Locks: port_lock guards the sockets, and is taken inside sq_lock; nothing is taken inside it.
  */
-#define _GNU_SOURCE
 #include "datagram/port.h"
 
 #include <netinet/in.h>

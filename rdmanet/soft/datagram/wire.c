@@ -9,7 +9,6 @@
  * A process that requires a secret of its peers receives no datagrams by wire, because nothing in one could prove
  * that its sender knows it; nor can it join a group (multicast.c).
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "base/guard.h"
 #include "base/log.h"

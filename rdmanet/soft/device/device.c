@@ -10,7 +10,6 @@
  * destroy return errno's value; ibv_query_gid, ibv_query_pkey and the two get_event calls
  * return -1 and set errno.
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 
 #include "base/extras.h"

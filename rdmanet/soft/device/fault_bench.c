@@ -10,7 +10,6 @@
  * `counted`. Each text that is set has a number, its version, by which the contexts are known that it is for. While the
  * program sets none for all, the text is the environment's when a context opens; if that has changed, it is another.
  */
-#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

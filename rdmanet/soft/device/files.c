@@ -12,7 +12,6 @@
  *         counters/port_xmit_*       what this process's requests have moved, READs too: nobody counts for the host
  *         hw_counters/NAME           the counters of base/counters.h, summed over this process's contexts
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
 #include <net/if.h>

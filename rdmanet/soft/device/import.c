@@ -12,7 +12,6 @@
  * As in the kernel, nothing of it keeps the original alive: so all that is needed of it is taken
  * with its context's mutex held.
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>

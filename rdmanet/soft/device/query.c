@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device's description of itself. */
-#define _GNU_SOURCE
 #include <endian.h>
 
 #include "base/gid.h"

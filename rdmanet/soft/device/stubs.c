@@ -12,7 +12,6 @@
  *
  * Besides, helpers that tools use: sysfs, the type of a GID, and the table of rates.
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>

@@ -10,7 +10,6 @@
  * doesn't wait for events (it had O_NONBLOCK set when a peer was first given the channel, or got EAGAIN
  * since) never waits again: else a peer could block its event loop.
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>

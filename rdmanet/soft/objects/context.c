@@ -2,7 +2,6 @@
 /*
  * What a context is made of, and whether the device works.
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>

@@ -30,7 +30,6 @@
  * another arming there starts a new count and wakes the owner's engine, which sets the timer.  With either limit 0
  * there is no moderation, as on adapters.
  */
-#define _GNU_SOURCE
 #include <poll.h>
 #include <sys/uio.h>
 #include <unistd.h>

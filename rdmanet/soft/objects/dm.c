@@ -6,7 +6,6 @@
  * program may do with it: it gets no pointer, offsets count from zero, copies are of whole words, and the amount is
  * limited.  A region of it is zero-based.
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -20,7 +20,6 @@
  *
  * One table is ours, for the work requests of this process; the other stands in the arena, for peers.
  */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <string.h>
 #include <sys/mman.h>

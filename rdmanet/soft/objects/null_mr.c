@@ -13,7 +13,6 @@
  * So on the data path only the line that turns an address into a pointer deals with it.  It is for local use: its only
  * right is that its owner's receives and READs may write it.
  */
-#define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -8,7 +8,6 @@
  *
  * ibv_advise_mr brings such memory in beforehand.
  */
-#define _GNU_SOURCE
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>

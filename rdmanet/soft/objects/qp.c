@@ -2,7 +2,6 @@
 /*
  * Queue pairs: creating and destroying them.  qp_inside.h lists the other files.
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/mman.h>
 

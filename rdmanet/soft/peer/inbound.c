@@ -10,7 +10,6 @@
  * oldest is closed.  Unlike a silent one it need not leave at once to make a descriptor free for a newcomer,
  * because a connection may depend on this link.
  */
-#define _GNU_SOURCE
 #include "peer/peers.h"
 #include "shm/arena.h"
 #include "shm/segment.h"

@@ -3,7 +3,6 @@
  * Links: what we ask of another process, and what it gives.  Its segments and channels: segments.c, channels.c.
  * That the process has died is noticed in peer.c, or here when the link ends (`link_ready`).
  */
-#define _GNU_SOURCE
 #include "base/rights.h"
 #include "peer/peers.h"
 

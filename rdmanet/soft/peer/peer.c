@@ -3,7 +3,6 @@
  * Peers and the processes they belong to: how long they are kept, and how the death of a process is noticed (its
  * pidfd, or the end of its link) and reported.  peers.h has the theory.
  */
-#define _GNU_SOURCE
 #include "peer/peers.h"
 #include "shm/segment.h"
 

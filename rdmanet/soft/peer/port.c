@@ -16,7 +16,6 @@
  * used without a name: then no process maps ours, ours maps none, and all connections use TCP.  If only one direction
  * went by TCP, one end would expect the other where it can't come from.
  */
-#define _GNU_SOURCE
 #include "base/gid.h"
 #include "base/rights.h"
 #include "peer/peers.h"

@@ -29,7 +29,6 @@
  * If there is a secret, it is proven here as well: the proofs cover both nonces.  Links join processes of one host;
  * between hosts see cm/secret.c and tcp/hello.c.
  */
-#define _GNU_SOURCE
 #include "base/equal.h"
 #include "base/sock_diag.h"
 #include "peer/peers.h"

@@ -3,7 +3,6 @@
  * The wire between peers: messages, each a datagram with at most one descriptor, over an abstract
  * Unix socket.
  */
-#define _GNU_SOURCE
 #include "peer/peers.h"
 
 #include <fcntl.h>

@@ -10,7 +10,6 @@
  * The loader looks for a library on the caller's own path (DT_RUNPATH, $ORIGIN), and knows the caller by the address to
  * which dlopen() returns. So our dlopen() must end in a jump, not in a call: a tail call.
  */
-#define _GNU_SOURCE
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>

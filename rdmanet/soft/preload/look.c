@@ -7,7 +7,6 @@
  * Programs built for old C libraries call __xstat() and its family. Those built with _FORTIFY_SOURCE call __readlink_chk()
  * and __realpath_chk(), whose additional argument is the buffer's size.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

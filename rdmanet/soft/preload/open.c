@@ -8,7 +8,6 @@
  * As with the kernel's files: none can be written or made, whoever asks (EACCES). A node cannot be opened (ENXIO): what
  * programs do with it is the device's affair, in the verbs.
  */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -11,7 +11,6 @@
  *
  * The setting is read before the program's main(): later it may change its environment at any time.
  */
-#define _GNU_SOURCE
 #include "tree.h"
 
 #include <errno.h>

@@ -11,7 +11,6 @@
  * To give pages back and to get others is dear for a program that connects often.  So the last small ranges that were
  * freed are spare: they stay as they are for who wants as much next.
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

@@ -35,7 +35,6 @@
  * registered; a program that grows a registered mapping with mremap, which ends where the memfd does; mlock, which
  * is forgotten.  RDMANET_SOFT_ADOPT=0 is for those.
  */
-#define _GNU_SOURCE
 #include "base/engine.h"
 #include "base/page.h"
 #include "shm/remap.h"

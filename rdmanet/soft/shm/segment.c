@@ -8,7 +8,6 @@
  *
  * A program's own memory becomes one where it may be remapped (remap.h).
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -23,7 +23,6 @@
  * else we send nothing.  Listener and reservation belong to one user (peer/port.c), even if the process has given up
  * privileges.
  */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

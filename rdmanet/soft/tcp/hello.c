@@ -19,7 +19,6 @@
  * somebody else or another PSN, the answer is REFUSED, and the requester tries again while its retry
  * budget lasts.
  */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <sys/random.h>
 

@@ -14,7 +14,6 @@
  * apart from `next`, which an RNR NAK may have moved back meanwhile.  Then the responder will discard it, and it is
  * finished with zeros: its memory may have gone, which is an error only when its turn comes again.
  */
-#define _GNU_SOURCE
 #include "faults/iwarp.h"
 #include "objects/mw.h"
 #include "requester/requester.h"

@@ -10,7 +10,6 @@
  * While an answer can't go out, no further frame is looked at: a requester that doesn't take its answers
  * delays only itself.
  */
-#define _GNU_SOURCE
 #include "objects/mw.h"
 #include "objects/quiesce.h"
 #include "tcp/tcp.h"

@@ -9,7 +9,6 @@
  * lingering stream is the engine's again: the last answers are on their way to the peer, and closing a socket with
  * unread bytes would discard them.
  */
-#define _GNU_SOURCE
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>

@@ -22,7 +22,6 @@
  *
  * The timer is set when a first request goes out, and not again until it fires, so it costs nothing per message.
  */
-#define _GNU_SOURCE
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>

@@ -2,7 +2,6 @@
 /*
  * Bytes in and out of a stream's socket, which never blocks.  tcp.h has the picture.
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/socket.h>
 
