@@ -134,8 +134,9 @@ class ConnectionInfo:
             return notes
         waited_us, open_us = stats.get("us_without_credits", 0), stats.get("us_open", 0)
         if waited_us > open_us // 100:
+            often = "once" if stats["waits_for_credits"] == 1 else f"{stats['waits_for_credits']} times"
             notes.append(
-                f"bytes have waited for credits {stats['waits_for_credits']} times, {time_text(waited_us)} in all of"
+                f"bytes have waited for credits {often}, {time_text(waited_us)} in all of"
                 f" {time_text(open_us)}: the peer reads more slowly than this program writes"
             )
         frames, frame_bytes = stats.get("frames_sent", 0), stats.get("frame_bytes", 0)

@@ -174,8 +174,8 @@ async def _ping(host: str, port: int) -> tuple[Finding, bool]:
 
 
 _NOT_TRIED = (
-    "a TCP program answers. Whether an RDMA program is reached there by the embedded device was not tried: for that a "
-    "request would have to be sent to the program, whatever it is"
+    "a program takes TCP connections. Whether it takes RDMA by the embedded device was not tried: its requests come by "
+    "TCP, so one would have to be sent to the program, whatever it is"
 )
 _LACKS = "no descriptors left"
 """What a server says that would take RDMA if it could."""

@@ -85,6 +85,7 @@ def test_what_has_slowed_it():
         "bytes have waited for credits 3 times, 1.5 s in all of 60.0 s: the peer reads more slowly"
     )
     assert f"note: {note}" in with_stats(**times).explain()
+    assert "credits once, 1.5 s" in with_stats(**{**times, "waits_for_credits": 1}).notes()[0]
     assert not with_stats(**{**times, "us_open": 600_000_000}).notes()  # a moment of a long time
     [note] = with_stats(bytes_sent=4 << 20, frames_sent=1024, frame_bytes=4096).notes()
     assert note.startswith(
