@@ -99,7 +99,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     def symbols(source: Path) -> str:
         made = out / f"{source.parent.name}-{source.stem}.o"
         where = [f"-I{PACKAGE}/abi", f"-I{SOFT}"]
-        subprocess.run(["cc", "-std=gnu11", "-fPIC", *where, "-c", source, "-o", made], check=True)
+        subprocess.run(
+            ["cc", "-std=gnu11", "-D_GNU_SOURCE=", "-fPIC", *where, "-c", source, "-o", made], check=True
+        )
         return subprocess.run(["nm", made], check=True, capture_output=True, text=True).stdout
 
     sources = [path for path in SOURCES if path.suffix == ".c"]
