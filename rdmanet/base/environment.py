@@ -15,23 +15,36 @@ from collections.abc import Iterable
 
 logger = logging.getLogger("rdmanet")
 
-OURS = (
-    "RDMANET_DEVICE", "RDMANET_PEERS", "RDMANET_PLACE_BYTES", "RDMANET_REQUIRE", "RDMANET_SOFT",
-    "RDMANET_TRACE",
-)  # fmt: skip
-"""The variables that this package reads, and RDMANET_SOFT of the device."""
+EFFECTS = {
+    "RDMANET_DEVICE": "streams use only this device",
+    "RDMANET_PEERS": "whom the event loop reaches by RDMA",
+    "RDMANET_PLACE_BYTES": "reads of less are copied",
+    "RDMANET_REQUIRE": "the event loop never takes TCP, and with `rdma` streams never use the embedded device",
+    "RDMANET_SOFT": "the embedded device reaches no other host",
+    "RDMANET_SOFT_ADOPT": "memory that a program registers is turned into memory that peers map",
+    "RDMANET_SOFT_ARM": "when arming a completion queue raises an event",
+    "RDMANET_SOFT_CHAOS": "faults are injected",
+    "RDMANET_SOFT_CMA": "whether the kernel copies between processes",
+    "RDMANET_SOFT_CM_TIMEOUT": "how long the connection manager waits for an answer, in ms",
+    "RDMANET_SOFT_DEFER": "how much later each work request is executed, in µs",
+    "RDMANET_SOFT_FILES": "where the files are that programs under soft-run see",
+    "RDMANET_SOFT_LIBRARY": "the build of the embedded device",
+    "RDMANET_SOFT_LINK": "the link layer of the embedded device's port",
+    "RDMANET_SOFT_LOG": "whether the embedded device logs more lines",
+    "RDMANET_SOFT_PADDED": "whether private data is padded",
+    "RDMANET_SOFT_PTRACER": "whether processes of this user may trace this one where Yama restricts it",
+    "RDMANET_SOFT_RULES": "whose rules the embedded device follows",
+    "RDMANET_SOFT_SECRET": "peers on other hosts and of other users must have the same secret",
+    "RDMANET_SOFT_SECRET_FILE": "peers on other hosts and of other users must have the same secret",
+    "RDMANET_SOFT_SILENCE": "how long a stranger may say nothing, in ms",
+    "RDMANET_SOFT_TIMEWAIT": "when TIMEWAIT_EXIT is reported, in ms; 0 is never",
+    "RDMANET_SOFT_TRANSPORT": "how peers of this host are reached",
+    "RDMANET_TRACE": "the file in which a process leaves what its connections have done",
+}
+"""The variables, and what each does, in a few words."""
 
 DEVICE = "RDMANET_SOFT_"
 """The prefix of the embedded device's variables. It checks their names itself (soft/base/settings.c)."""
-
-DEVICES = (
-    "RDMANET_SOFT_ADOPT", "RDMANET_SOFT_ARM", "RDMANET_SOFT_CHAOS", "RDMANET_SOFT_CMA",
-    "RDMANET_SOFT_CM_TIMEOUT", "RDMANET_SOFT_DEFER", "RDMANET_SOFT_FILES", "RDMANET_SOFT_LIBRARY",
-    "RDMANET_SOFT_LINK", "RDMANET_SOFT_LOG", "RDMANET_SOFT_PADDED", "RDMANET_SOFT_PTRACER",
-    "RDMANET_SOFT_RULES", "RDMANET_SOFT_SECRET", "RDMANET_SOFT_SECRET_FILE", "RDMANET_SOFT_SILENCE",
-    "RDMANET_SOFT_TIMEWAIT", "RDMANET_SOFT_TRANSPORT",
-)  # fmt: skip
-"""The embedded device's variables, which a wrong name with another prefix may mean."""
 
 OF_THE_TREE = (
     "RDMANET_CLANG", "RDMANET_COVERAGE", "RDMANET_DEBUG", "RDMANET_KERNEL", "RDMANET_SANITIZE",
@@ -91,10 +104,10 @@ def unknown(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         if not name.startswith("RDMANET_") or name.startswith((DEVICE, *OF_THE_TESTS)):
             continue
-        if name not in OURS and name not in OF_THE_TREE:
+        if name not in EFFECTS and name not in OF_THE_TREE:
             import difflib  # most programs never need it
 
-            near = difflib.get_close_matches(name, OURS + DEVICES, n=1)
+            near = difflib.get_close_matches(name, EFFECTS, n=1)
             wrong[name] = near[0] if near else ""
     return wrong
 

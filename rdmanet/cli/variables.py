@@ -16,33 +16,6 @@ from rdmanet.base import environment
 from rdmanet.cli.finding import Finding
 from rdmanet.loop.peers import Peers
 
-_EFFECTS = {
-    "RDMANET_DEVICE": "streams use only this device",
-    "RDMANET_PEERS": "whom the event loop reaches by RDMA",
-    "RDMANET_PLACE_BYTES": "reads of less are copied",
-    "RDMANET_REQUIRE": "the event loop never takes TCP, and with `rdma` streams never use the embedded device",
-    "RDMANET_SOFT": "the embedded device reaches no other host",
-    "RDMANET_SOFT_ADOPT": "memory that a program registers is turned into memory that peers map",
-    "RDMANET_SOFT_ARM": "when arming a completion queue raises an event",
-    "RDMANET_SOFT_CHAOS": "faults are injected",
-    "RDMANET_SOFT_CMA": "whether the kernel copies between processes",
-    "RDMANET_SOFT_CM_TIMEOUT": "how long the connection manager waits for an answer, in ms",
-    "RDMANET_SOFT_DEFER": "how much later each work request is executed, in µs",
-    "RDMANET_SOFT_FILES": "where the files are that programs under soft-run see",
-    "RDMANET_SOFT_LIBRARY": "the build of the embedded device",
-    "RDMANET_SOFT_LINK": "the link layer of the embedded device's port",
-    "RDMANET_SOFT_LOG": "whether the embedded device logs more lines",
-    "RDMANET_SOFT_PADDED": "whether private data is padded",
-    "RDMANET_SOFT_PTRACER": "whether processes of this user may trace this one where Yama restricts it",
-    "RDMANET_SOFT_RULES": "whose rules the embedded device follows",
-    "RDMANET_SOFT_SECRET": "peers on other hosts and of other users must have the same secret",
-    "RDMANET_SOFT_SECRET_FILE": "peers on other hosts and of other users must have the same secret",
-    "RDMANET_SOFT_SILENCE": "how long a stranger may say nothing, in ms",
-    "RDMANET_SOFT_TIMEWAIT": "when TIMEWAIT_EXIT is reported, in ms; 0 is never",
-    "RDMANET_SOFT_TRANSPORT": "how peers of this host are reached",
-    "RDMANET_TRACE": "the file in which a process leaves what its connections have done",
-}
-
 _SECRET = "RDMANET_SOFT_SECRET"
 # Where the embedded device's error begins to be about another variable. An error may itself contain a semicolon.
 _NEXT = re.compile(r"(?:^|; )(?=(?:unknown variable )?(RDMANET_SOFT\w*)\b)")
@@ -54,7 +27,7 @@ def variables(root: Path) -> Iterator[Finding]:
     count = 0
     for name in sorted(os.environ):
         value = os.environ[name]
-        if name in _EFFECTS:
+        if name in environment.EFFECTS:
             if value == "" and name not in wrong:
                 continue  # as if it were not set
             yield _known(name, value, wrong.get(name, ""))
@@ -108,7 +81,7 @@ def _known(name: str, value: str, complaint: str) -> Finding:
     except OSError as exc:
         complaint = exc.strerror or str(exc)
     if not complaint:
-        return _finding("ok", f"{shown}: {_EFFECTS[name]}")
+        return _finding("ok", f"{shown}: {environment.EFFECTS[name]}")
     said = complaint if name in complaint else f"{shown}: {complaint}"
     return _finding(
         "fail", said, f"correct it, or unset {name}; docs/environment.md says which values there are"
@@ -122,7 +95,7 @@ def _our_complaint(name: str, value: str) -> str:
     """
     if name == "RDMANET_REQUIRE":
         if environment.requires_rdma() and all(device.library.embedded_device for device in _core.devices()):
-            return f"{_EFFECTS[name]}, and this machine has no other device: no connection can be made"
+            return f"{environment.EFFECTS[name]}, and this machine has no other device: no connection can be made"
     elif name == "RDMANET_PLACE_BYTES":
         environment.place_bytes()
     elif name == "RDMANET_DEVICE":
