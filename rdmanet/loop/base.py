@@ -6,11 +6,16 @@ They are looked up at each call: a program or its tests may replace one, in its 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rdmanet.loop import loading
 from rdmanet.loop.annotation import Making, nothing_to_make
+
+if TYPE_CHECKING:
+    from rdmanet.stream.waits import Waits
 
 Method = Callable[..., Awaitable[Any]]
 
@@ -38,6 +43,17 @@ class Base:
         """Those that nobody awaits: inquiries, and attempts that have lost and have not ended yet."""
         self.asking: dict[tuple[str, int], list[asyncio.Future[Any]]] = {}
         """Doors that are being asked by an inquiry, by address and port, with the others that wait for that answer."""
+
+    @functools.cached_property
+    def waits(self) -> Waits:
+        """What limits the time of attempts to connect by RDMA, whose modules are loaded."""
+        found: Waits = loading.load().waits.Waits(self.loop)
+        return found
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if "waits" in self.__dict__:
+            self.waits.close()
 
     def __getattr__(self, name: str) -> Any:
         of_loop = name == "getaddrinfo" and self._asks_loop

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rdmanet.stream.addresses import SockAddr
+    from rdmanet.stream.loop_context import LoopContext
+    from rdmanet.stream.options import StreamConfig
 
 logger = logging.getLogger("rdmanet")
 
@@ -78,13 +80,17 @@ class Chance:
     :ivar reason: why
     :ivar alone: TCP need not stand by
     :ivar place: where the door has led, if that is known already
-    :ivar is_kept: `place` was said to an earlier connection
     :ivar asked: if the peer is on this host: what was asked, the arguments of `Chooser.choose`
     :ivar others: those who wait for the answer of the door, which another connection is asking just now: where it
         leads, or None, if it cannot say
     """
 
-    __slots__ = ("alone", "asked", "door", "is_kept", "others", "place", "reason")
+    __slots__ = ("alone", "asked", "door", "others", "place", "reason")
+
+    is_kept = False
+    """`place` was said to an earlier connection."""
+    way: tuple[LoopContext, StreamConfig] | None = None
+    """By what that connection was made."""
 
     def __init__(
         self,
@@ -92,12 +98,11 @@ class Chance:
         reason: str,
         alone: bool = True,
         place: doors.Place | None = None,
-        is_kept: bool = False,
         asked: tuple[str, SockAddr] | None = None,
         others: list[asyncio.Future[doors.Place | None]] | None = None,
     ) -> None:
         self.door, self.reason, self.alone = door, reason, alone
-        self.place, self.is_kept, self.asked, self.others = place, is_kept, asked, others
+        self.place, self.asked, self.others = place, asked, others
 
 
 class _Plain:
@@ -114,17 +119,22 @@ class _Plain:
         self.facts, self.until, self.signs = facts, until, signs
 
 
-class _Kept:
-    """Where a door has led. Times are by time.monotonic().
+class Kept(Chance):
+    """Where a door has led, for other connections. Times are by time.monotonic().
 
     :ivar until: until when that is good
-    :ivar sure_until: until when the kernel need not be asked whether it is still so
+    :ivar sure_until: until when nobody need be asked whether it is still so
     """
 
-    __slots__ = ("place", "sure_until", "until")
+    __slots__ = ("sure_until", "until", "way")
 
-    def __init__(self, place: doors.Place, until: float) -> None:
-        self.place, self.until, self.sure_until = place, until, 0.0
+    is_kept = True
+
+    def __init__(
+        self, chance: Chance, place: doors.Place, way: tuple[LoopContext, StreamConfig], until: float
+    ) -> None:
+        super().__init__(None, chance.reason, place=place, asked=chance.asked)
+        self.way, self.until, self.sure_until = way, until, 0.0
 
     def holds(self) -> bool:
         """Whether the door would say the same.
@@ -132,12 +142,9 @@ class _Kept:
         :raises OSError: there are no descriptors left
         """
         now = time.monotonic()
-        if now >= self.until:
+        if now >= self.until or self.place is None or not self.place.holds():
             return False
-        if now >= self.sure_until:
-            if not self.place.holds():
-                return False
-            self.sure_until = now + SURE_S
+        self.sure_until = min(now + SURE_S, self.until)
         return True
 
 
@@ -151,7 +158,7 @@ class Chooser:
         self._told: dict[tuple[str, int], str] = {}
         self._remembered: dict[tuple[str, int], tuple[str, float]] = {}
         self._plain: dict[tuple[Any, ...], _Plain] = {}
-        self._kept: dict[tuple[str, SockAddr], _Kept] = {}
+        self._kept: dict[tuple[str, SockAddr], Kept] = {}
         # Doors that are being asked, with those who wait for that.
         self._asking: dict[tuple[str, SockAddr], list[asyncio.Future[doors.Place | None]]] = {}
         # Knocks that have not been answered, with their loop.
@@ -202,6 +209,9 @@ class Chooser:
         :param host: the peer's name, as the program gave it
         :param place: its address
         """
+        kept = self._kept.get((host, place))
+        if kept is not None and time.monotonic() < kept.sure_until and not (self._silent or self._slow):
+            return kept
         address, port = place[:2]
         if any(place[2:]) or "%" in address:
             return self._choose(host, place)
@@ -232,8 +242,10 @@ class Chooser:
         if (self._silent or self._slow) and (why := self._why_not_now(address, port)):
             return why
         try:
-            if (kept := self._kept_of(host, place)) is not None:
-                return Chance(None, _OFFERED, place=kept, is_kept=True, asked=(host, place))
+            if (kept := self._kept.get((host, place))) is not None:
+                if kept.holds():
+                    return kept
+                del self._kept[host, place]
             if not for_itself and (others := self._asking.get((host, place))) is not None:
                 return Chance(None, _OFFERED, asked=(host, place), others=others)
             found = doors.find(address, port, self._lookout)
@@ -251,16 +263,6 @@ class Chooser:
                 return why_not
             return Chance(found, _OFFERED, asked=(host, place))
         return found
-
-    def _kept_of(self, host: str, place: SockAddr) -> doors.Place | None:
-        """:raises OSError: there are no descriptors left"""
-        kept = self._kept.get((host, place))
-        if kept is None:
-            return None
-        if kept.holds():
-            return kept.place
-        del self._kept[host, place]
-        return None
 
     async def ask(self, chance: Chance, loop: asyncio.AbstractEventLoop) -> doors.Place | None:
         """Where a chance leads: its door is asked, if it has one, for all who choose meanwhile. None: there is no door.
@@ -291,13 +293,13 @@ class Chooser:
             return self._choose(*chance.asked, for_itself=True)
         return Chance(None, chance.reason, place=place, asked=chance.asked)
 
-    def keep(self, chance: Chance, place: doors.Place | None) -> None:
-        """There is a connection where a door has led, by the embedded device."""
+    def keep(self, chance: Chance, place: doors.Place | None, way: tuple[LoopContext, StreamConfig]) -> None:
+        """There is a connection where a door has led, by the embedded device, and this is how it was made."""
         if chance.asked is None or chance.place is not None or place is None or not place.listener:
             return
         if len(self._kept) >= _PEERS_KEPT:
             self._kept.clear()
-        self._kept[chance.asked] = _Kept(place, time.monotonic() + KEPT_S)
+        self._kept[chance.asked] = Kept(chance, place, way, time.monotonic() + KEPT_S)
 
     def choose_anew(self, asked: tuple[str, SockAddr]) -> Chance | str:
         """Choose again, since there was no connection where the door has led another one: ask it."""

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -35,6 +34,7 @@ from rdmanet.loop.annotation import of_client
 from rdmanet.loop.base import Base
 from rdmanet.loop.choice import Chance, Chooser
 from rdmanet.loop.inquiry import Inquiry
+from rdmanet.loop.limit import Limit
 
 if TYPE_CHECKING:
     from rdmanet.loop.settings import Settings
@@ -84,7 +84,7 @@ class Wanted:
 
     def is_the_loops(self, addresses: list[SockAddr]) -> bool:
         """Whether the loop's own method is to connect by TCP, not only to make a transport of a connected socket."""
-        if len(addresses) > 1 or self.kwds.keys() & _OF_SEVERAL:
+        if len(addresses) > 1 or (self.kwds and self.kwds.keys() & _OF_SEVERAL):
             return self.has_happy_eyeballs
         return not any(addresses[0][2:])  # flow labels and scopes are not in its arguments
 
@@ -103,51 +103,50 @@ class Wanted:
 
 
 class Attempt:
-    """One attempt at an RDMA connection, whose protocol is made only if nobody has given it up."""
+    """One attempt at an RDMA connection, whose protocol is made only if nobody has given it up.
+
+    :ivar is_made: the program's factory was called: there is no way back to TCP
+    :ivar protocol: what was made for the transport, which may have another by the time that connect() returns
+    :ivar limit: it ends the attempt, unless the protocol is made before
+    :ivar why_tcp: why it is TCP, if TCP stood by and is taken
+    :ivar layer: TLS, if the program wants that
+    :ivar place: where the server's door has led us
+    :ivar way: by what the embedded device has made the connection, if it has: for others (choice.py)
+    """
+
+    is_made = is_given_up = False
+    protocol: asyncio.BaseProtocol | None = None
+    limit: Limit | None = None
+    why_tcp = "TCP was there first"
+    layer: Layer | None = None
+    place: doors.Place | None = None
+    way: tuple[LoopContext, StreamConfig] | None = None
+    _inquiry: Inquiry | None = None
 
     def __init__(self, base: Base, settings: Settings, chooser: Chooser, wanted: Wanted) -> None:
-        self.is_made = False
-        """The program's factory was called: there is no way back to TCP."""
-        self.protocol: asyncio.BaseProtocol | None = None
-        """What was made for the transport, which may have another by the time that connect() returns."""
-        self.is_given_up = False
-        self.limit: asyncio.Timeout | None = None
-        """It ends the attempt, unless the protocol is made before."""
-        self.why_tcp = "TCP was there first"
-        """Why it is TCP, if TCP stood by and is taken."""
-        self.layer: Layer | None = None
-        """TLS, if the program wants that."""
-        self.place: doors.Place | None = None
-        """Where the server's door has led us."""
-        self.is_embedded = False
-        """The embedded device has made the connection."""
-        self._inquiry: Inquiry | None = None
-        self._base, self._settings, self._chooser = base, settings, chooser
-        self._wanted = wanted
+        self._base, self._settings, self._chooser, self._wanted = base, settings, chooser, wanted
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """What the transport has for a factory."""
-        limit, inquiry = self.limit, self._inquiry
-        is_over = (limit is not None and limit.expired()) or (
-            inquiry is not None and inquiry.answer is not None
-        )
-        if self.is_given_up or is_over:
+        limit, inquiry, place = self.limit, self._inquiry, self.place
+        if self.is_given_up or (limit is not None and limit.has_ended):
             raise ConnectionAbortedError("the attempt was given up")
-        if self.place is not None and (why := self.place.why_left()):
+        if place is not None and place.inode and (why := place.why_left()):
             raise ConnectionAbortedError(why)
         self.is_made = True
         if inquiry is not None:
             inquiry.close()
         if limit is not None:  # the loop may have been blocked until the time was up
-            limit.reschedule(None)
+            limit.lift()
         self.protocol = self._make_own() if self.layer is None else self.layer.make()
         return self.protocol
 
     def _make_own(self) -> asyncio.BaseProtocol:
         """The program's protocol."""
-        from rdmanet.streams.reader_writer import with_compiled_reader
-
-        return with_compiled_reader(self._wanted.factory())
+        made: asyncio.BaseProtocol = loading.modules.reader_writer.with_compiled_reader(
+            self._wanted.factory()
+        )
+        return made
 
     async def connect(self, address: SockAddr, chance: Chance) -> RdmaTransport:
         """Connect.
@@ -155,28 +154,23 @@ class Attempt:
         :raises SilentError: the server's loop does not answer
         :raises OSError: RDMA does not reach the peer, or an error of the factory if `is_made`
         """
-        self.place = await self._chooser.ask(chance, self._base.loop)
-        loading.load()
-        from rdmanet.stream.addresses import libraries_for
-        from rdmanet.stream.loop_context import loop_context_for
-        from rdmanet.stream.tls import Layer, Tls
-
-        wanted, kwds = self._wanted, self._wanted.kwds
-        tls = Tls.of_client(
-            wanted.ssl, wanted.host, kwds.get("server_hostname"),
-            kwds.get("ssl_handshake_timeout"), kwds.get("ssl_shutdown_timeout"),
-        )  # fmt: skip
-        self.layer = None if tls is None else Layer(tls, self._base.loop, self._make_own)
-        libraries = libraries_for(address, None)
-        if self.place is None or chance.is_kept:
-            libraries = [library for library in libraries if library.embedded_device is chance.is_kept]
+        self.place = chance.place if chance.door is None else await self._chooser.ask(chance, self._base.loop)
+        modules, wanted = loading.modules, self._wanted
+        if wanted.ssl is not None or wanted.kwds:
+            self.layer = self._layer(modules.tls)
+        way = chance.way
+        if way is not None and not way[0].closed:
+            return await self._connect_by(*way, address)
         failure: OSError = ConnectionRefusedError("no RDMA device reaches it")
         config = self._settings.config(chance.reason)
-        for library in libraries:
-            loop_context = await loop_context_for(self._base.loop, library)
+        for library in modules.addresses.libraries_for(address, None):
+            if (self.place is None or chance.is_kept) and library.embedded_device is not chance.is_kept:
+                continue
+            loop_context = await modules.loop_context.loop_context_for(self._base.loop, library)
             try:
                 transport = await self._connect_by(loop_context, config, address)
-                self.is_embedded = library.embedded_device
+                if library.embedded_device:
+                    self.way = loop_context, config
                 return transport
             except OSError as exc:
                 if self.is_made or isinstance(exc, doors.SilentError):
@@ -184,26 +178,34 @@ class Attempt:
                 failure = exc
         raise failure
 
+    def _layer(self, tls: Any) -> Layer | None:
+        """TLS, as the arguments say."""
+        kwds, wanted = self._wanted.kwds, self._wanted
+        found = tls.Tls.of_client(
+            wanted.ssl, wanted.host, kwds.get("server_hostname"),
+            kwds.get("ssl_handshake_timeout"), kwds.get("ssl_shutdown_timeout"),
+        )  # fmt: skip
+        return None if found is None else cast("Layer", tls.Layer(found, self._base.loop, self._make_own))
+
     async def _connect_by(
         self, loop_context: LoopContext, config: StreamConfig, address: SockAddr
     ) -> RdmaTransport:
         """Connect by one library; where a door has led us, as long as the server's loop turns there."""
-        from rdmanet.transport import connect
-
+        connect: Callable[..., Coroutine[Any, Any, RdmaTransport]] = loading.modules.transport.connect
         place = self.place
         if place is None:
             return await connect(loop_context, config, self.make_protocol, address)
         is_dealt = workers.is_dealt(loop_context.library)  # then the door does not say where
         while True:
-            there = cast(SockAddr, (address[0], place.port, *address[2:]))
-            inquiry = self._inquiry = Inquiry(self._base, address[1], place, is_dealt)
+            there = address if place.port == address[1] else (address[0], place.port, *address[2:])
+            limit = self.limit
+            inquiry = self._inquiry = Inquiry(self._base, address[1], place, is_dealt, limit)
             try:
-                async with asyncio.timeout(None) as inquiry.limit:
-                    transport = await connect(loop_context, config, self.make_protocol, there)
+                transport = await connect(loop_context, config, self.make_protocol, there)
                 doors.saw_turn(address[0], place.port)
                 return transport
-            except TimeoutError:
-                if inquiry.answer is None:
+            except asyncio.CancelledError:
+                if inquiry.answer is None or limit is None or limit.is_late or not limit.was_it():
                     raise
                 self.place = place = inquiry.place()
             finally:
@@ -228,20 +230,28 @@ async def create_connection(
     is_the_loops = wanted.is_the_loops(addresses)
     for address in addresses[:1] if is_the_loops else addresses:
         chance = chooser.choose(host, address)
-        if isinstance(chance, str) and (is_the_loops or chooser.excludes_tcp()):
-            reasons.append(chance)
-            continue
         attempt = Attempt(base, settings, chooser, wanted)
+        taken: RdmaTransport | socket.socket | str = ""
         try:
-            taken, reason = await _reach(base, chooser, attempt, address, chance, is_the_loops)
+            if isinstance(chance, str):
+                reason = chance
+            else:
+                reason = chance.reason
+                taken = await try_rdma(base, chooser, attempt, address, chance)
+                if isinstance(taken, str):
+                    reason = taken
+            if isinstance(taken, str):
+                if is_the_loops or chooser.excludes_tcp():
+                    reasons.append(reason)
+                    continue
+                taken = await _tcp_socket(base, address)
+            elif isinstance(taken, socket.socket):
+                reason = attempt.why_tcp
         except OSError as exc:
             if attempt.is_made:
                 raise
             failures.append(exc)
             reasons.append(f"neither RDMA nor TCP reached {address[0]}")
-            continue
-        if taken is None:
-            reasons.append(reason)
             continue
         if isinstance(taken, socket.socket):
             chooser.tell(host, address[1], "tcp", reason)
@@ -259,31 +269,6 @@ async def create_connection(
     known, named = of_client(reason), wanted.by_name()
     with chooser.told_of(host, addresses[0], reason):
         return await by_tcp(known, wanted.factory, *place, family=wanted.family, **named)
-
-
-async def _reach(
-    base: Base,
-    chooser: Chooser,
-    attempt: Attempt,
-    address: SockAddr,
-    chance: Chance | str,
-    is_the_loops: bool,
-) -> tuple[RdmaTransport | socket.socket | None, str]:
-    """A connection to one address, and why it takes its fabric. None: it would be TCP, which is not for us to make.
-
-    :raises OSError: the address is not reached
-    """
-    tcp = functools.partial(_tcp_socket, base, address)
-    if isinstance(chance, str):
-        reason = chance
-    else:
-        taken = await try_rdma(base, chooser, attempt, address, chance, tcp)
-        if not isinstance(taken, str):
-            return taken, attempt.why_tcp if isinstance(taken, socket.socket) else chance.reason
-        reason = taken
-    if is_the_loops or chooser.excludes_tcp():
-        return None, reason
-    return await tcp(), reason
 
 
 async def _over_socket(
@@ -321,12 +306,12 @@ async def try_rdma(
     attempt: Attempt,
     address: SockAddr,
     chance: Chance,
-    tcp: Callable[[], Coroutine[Any, Any, socket.socket]],
+    tcp: Callable[[], Coroutine[Any, Any, socket.socket]] | None = None,
     lost: Callable[[socket.socket], object] = socket.socket.close,
 ) -> RdmaTransport | socket.socket | str:
     """The connection; or a TCP socket that was connected sooner; or why RDMA does not reach the peer.
 
-    :param tcp: makes the TCP socket, if TCP has to stand by
+    :param tcp: makes the TCP socket, if TCP has to stand by; by default a new one
     :param lost: called with a TCP socket that was connected, but later than RDMA
     :raises OSError: TCP was tried, too, and has failed; or an error of the factory if the attempt `is_made`
     """
@@ -337,7 +322,7 @@ async def try_rdma(
         chance = heard
     if chance.alone or chooser.excludes_tcp():
         try:
-            transport = await _in_time(attempt, address, chance)
+            transport = await _in_time(base, attempt, address, chance)
         except OSError as exc:
             if attempt.is_made:
                 raise
@@ -355,11 +340,13 @@ async def try_rdma(
             elif _is_lasting(exc):
                 chooser.remember_refusing(address[0], address[1], exc.strerror or str(exc))
             return _tried(exc)
-        if attempt.is_embedded:
-            chooser.keep(chance, attempt.place)
+        if not chance.is_kept and attempt.way is not None:
+            chooser.keep(chance, attempt.place, attempt.way)
         return transport
     try:
-        winner = await _race(base, attempt, address, chance, tcp, lost)
+        winner = await _race(
+            base, attempt, address, chance, tcp or (lambda: _tcp_socket(base, address)), lost
+        )
     except OSError:
         chooser.remember(address[0], address[1], "tcp")
         raise
@@ -367,15 +354,22 @@ async def try_rdma(
     return winner
 
 
-async def _in_time(attempt: Attempt, address: SockAddr, chance: Chance) -> RdmaTransport:
+async def _in_time(base: Base, attempt: Attempt, address: SockAddr, chance: Chance) -> RdmaTransport:
     try:
-        async with asyncio.timeout(PATIENCE_S) as attempt.limit:
-            return await attempt.connect(address, chance)
-    except TimeoutError as exc:
-        if exc.args:
-            raise
-        raise TimeoutError(f"no connection within {PATIENCE_S} s") from None
+        loading.load()
+    except BaseException:
+        if chance.door is not None:
+            chance.door.socket.close()
+        raise
+    limit = attempt.limit = Limit(base.waits, PATIENCE_S)
+    try:
+        return await attempt.connect(address, chance)
+    except asyncio.CancelledError:
+        if limit.was_it():
+            raise TimeoutError(f"no connection within {PATIENCE_S} s") from None
+        raise
     finally:
+        limit.lift()
         attempt.limit = None
 
 
@@ -394,7 +388,7 @@ async def _race(
     :raises OSError: both have failed; it is TCP's error
     """
     rdma: asyncio.Task[RdmaTransport] | None = base.loop.create_task(
-        _in_time(attempt, address, chance), name="connect by RDMA"
+        _in_time(base, attempt, address, chance), name="connect by RDMA"
     )
     tcp: asyncio.Task[socket.socket] | None = None
     assert rdma is not None
@@ -475,14 +469,15 @@ def _numeric(wanted: Wanted) -> list[SockAddr] | None:
         port = int(wanted.port)  # like the bases: a number of any type, or its digits
     except (TypeError, ValueError):
         return None
-    for kind, rest in ((socket.AF_INET, ()), (socket.AF_INET6, (0, 0))):
-        if family in (0, kind):
-            try:
-                socket.inet_pton(kind, host)
-            except (OSError, ValueError):
-                continue
-            return [cast(SockAddr, (host, port, *rest))]
-    return None
+    is_v6 = ":" in host
+    kind = socket.AF_INET6 if is_v6 else socket.AF_INET
+    if family not in (0, kind):
+        return None
+    try:
+        socket.inet_pton(kind, host)
+    except (OSError, ValueError):
+        return None
+    return [(host, port, 0, 0) if is_v6 else (host, port)]
 
 
 async def _resolve(base: Base, wanted: Wanted) -> list[SockAddr]:

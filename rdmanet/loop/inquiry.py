@@ -22,6 +22,7 @@ from rdmanet.loop import doors, kernel
 
 if TYPE_CHECKING:
     from rdmanet.loop.base import Base
+    from rdmanet.loop.limit import Limit
 
 ASK_S = 0.15
 """How long a connection waits before the server is asked, and between questions."""
@@ -30,25 +31,29 @@ ASK_S = 0.15
 class Inquiry:
     """The questions of one connection that waits.
 
-    :ivar limit: that of the attempt to connect, which the answer ends
     :ivar answer: why it ended: where to go instead, or what has failed; None if it did not end by this
     """
 
-    def __init__(self, base: Base, door_port: int, place: doors.Place, is_dealt: bool) -> None:
+    __slots__ = ("_base", "_door_port", "_is_dealt", "_limit", "_place", "_since", "_task", "_wait", "answer")
+
+    def __init__(
+        self, base: Base, door_port: int, place: doors.Place, is_dealt: bool, limit: Limit | None = None
+    ) -> None:
         """
         :param door_port: the port that the server's door is of
         :param place: where the connection waits
         :param is_dealt: the server may have sent it on to a worker, and not said so here
+        :param limit: that of the attempt to connect, which the answer ends
         """
-        self.limit: asyncio.Timeout | None = None
         self.answer: doors.Place | OSError | None = None
+        self._limit = limit
         self._base = base
         self._door_port = door_port
         self._place = place
         self._is_dealt = is_dealt
         self._since = time.monotonic()
         self._task: asyncio.Task[None] | None = None
-        self._timer = base.loop.call_later(ASK_S, self._begin)
+        self._wait = base.waits.begin(ASK_S, self._begin)
 
     def place(self) -> doors.Place:
         """Where to go instead.
@@ -64,7 +69,7 @@ class Inquiry:
 
     def close(self) -> None:
         """Ask no more."""
-        self._timer.cancel()
+        self._wait.cancel()
         if self._task is not None:
             self._task.cancel()
         if isinstance(self.answer, doors.SilentError):  # nobody wants to know
@@ -130,8 +135,8 @@ class Inquiry:
 
     def _end(self, answer: doors.Place | OSError) -> None:
         self.answer = answer
-        if self.limit is not None:
-            self.limit.reschedule(self._base.loop.time())
+        if self._limit is not None:
+            self._limit.end()
 
 
 class _Told:

@@ -13,7 +13,7 @@ import functools
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rdmanet.base import watching
@@ -73,6 +73,7 @@ class Switch:
 
     def close(self) -> None:
         """Give back what is kept for the next choice, and be watched no more: the loop is closed."""
+        self.base.close()
         self.chooser.close()
         self._watched.close(loop_lives=False)
 
@@ -120,7 +121,7 @@ class Switch:
 
     # -- the loop's methods --------------------------------------------------------------------------------
 
-    async def create_connection(
+    def create_connection(
         self,
         protocol_factory: Factory,
         host: str | bytes | None,
@@ -132,8 +133,8 @@ class Switch:
         sock: socket.socket | None,
         local_addr: Any,
         kwds: dict[str, Any],
-    ) -> Connected:
-        """By RDMA if the peer offers it, else by TCP."""
+    ) -> Coroutine[Any, Any, Connected]:
+        """By RDMA if the peer offers it, else by TCP. It is to be awaited at once."""
         if self.standins.transports:
             self.standins.sweep()
         is_alone = host is None and port is None  # else the base says what is wrong
@@ -142,7 +143,7 @@ class Switch:
 
             sock.close()
             tls = functools.partial(Tls.of_client, ssl, None, kwds.get("server_hostname"))
-            return await self.adopt(kept, protocol_factory, tls, kwds)
+            return self.adopt(kept, protocol_factory, tls, kwds)
         strange = kwds and _strange(kwds, _OF_TLS if ssl else _OF_TCP)
         reason = (
             self.standins.reason(sock) if sock is not None
@@ -154,16 +155,14 @@ class Switch:
         if not reason and host is not None and port is not None:
             host = host.decode("ascii") if isinstance(host, bytes) else host
             wanted = connecting.Wanted(protocol_factory, host, port, family, proto, flags, ssl, kwds)
-            return await connecting.create_connection(
-                self.base, self.settings, self.chooser, self.by_tcp, wanted
-            )
+            return connecting.create_connection(self.base, self.settings, self.chooser, self.by_tcp, wanted)
         if sock is None or sock.family in _INTERNET:
             place = (host, port)
             if sock is not None:
                 with contextlib.suppress(OSError):  # it is not connected
                     place = sock.getpeername()[:2]
             self.chooser.refuse_tcp(*place, reason)
-        return await self.by_tcp(
+        return self.by_tcp(
             annotation.of_client(reason), protocol_factory, host, port, ssl=ssl, family=family, proto=proto,
             flags=flags, sock=sock, local_addr=local_addr, **kwds,
         )  # fmt: skip

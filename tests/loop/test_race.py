@@ -184,7 +184,8 @@ async def test_what_is_made_in_time_is_taken_however_late_the_loop_is(monkeypatc
 
     monkeypatch.setattr(connecting, "PATIENCE_S", 0.02)
     monkeypatch.setattr(connecting.Attempt, "connect", connect_late)
-    assert await connecting._in_time(attempt(), ("127.0.0.1", 1), cast(Any, None)) == "made"
+    base = asyncio.get_running_loop()._rdmanet.base
+    assert await connecting._in_time(base, attempt(), ("127.0.0.1", 1), cast(Any, None)) == "made"
 
 
 async def test_nothing_is_made_when_the_time_is_up(monkeypatch):
@@ -201,7 +202,8 @@ async def test_nothing_is_made_when_the_time_is_up(monkeypatch):
     monkeypatch.setattr(connecting.Attempt, "connect", connect_late)
     late = attempt()
     with pytest.raises(TimeoutError, match=r"no connection within 0\.02 s"):
-        await connecting._in_time(late, ("127.0.0.1", 1), cast(Any, None))
+        base = asyncio.get_running_loop()._rdmanet.base
+        await connecting._in_time(base, late, ("127.0.0.1", 1), cast(Any, None))
     assert not late.is_made
 
 
