@@ -21,7 +21,8 @@
  * about that process what it asks about who accepts a connection to the name, as the answer may have changed.  That is
  * ten questions, so an answer is good for BELIEVED_NS, and for that very process: whether it lives is asked each time.
  * What a process does to itself in that time, it could do as well while a request is on its way to it, which takes as
- * long.
+ * long.  So while the last request waits, as where many connections are begun together, the answer by which that was
+ * sent is good for the next, too, for BELIEVED_MOST_NS.
  *
  * What a program may ask a program for does not change.  Who is linked may read and write this process's memory anyhow
  * (peer/proof.c), and is of our own user.
@@ -58,25 +59,41 @@ static uint16_t port_to_ask(struct rn_cm_wire *wire)
 	return port && rn_peer_is_met(port) ? port : 0;
 }
 
-enum { BELIEVED_NS = 250 * 1000 };
+enum { BELIEVED_NS = 250 * 1000, BELIEVED_MOST_NS = 2000 * 1000 };
 
 /* The last process that was believed, and about which address. As known.c, it is the engine's. */
 static struct {
 	struct sockaddr_storage dst;
 	uint64_t at_ns; /* its own number for this, too: the next process at its place in memory has another */
+	uint64_t token; /* of the last request that was sent because of it; 0: none */
 } believed;
+
+/* Does the last request to it wait for an answer? */
+static bool is_awaited(struct rn_peer *peer)
+{
+	const struct rn_cm_wire *last;
+	bool is;
+
+	pthread_mutex_lock(&rn_cm_lock);
+	last = rn_cm_wire_find(rn_peer_process(peer), RN_CM_ASKER, believed.token);
+	is = last && last->phase == RN_CM_WIRE_REQ_SENT && !last->heard;
+	pthread_mutex_unlock(&rn_cm_lock);
+	return is;
+}
 
 /* By what the kernel tells of a number of a process. */
 static bool is_believed_now(const struct rn_cm_wire *wire, struct rn_peer *peer)
 {
 	uint64_t now = rn_now_ns(), at = rn_peer_believed_at(peer);
 
-	if (at && at == believed.at_ns && now - at < BELIEVED_NS && !memcmp(&believed.dst, &wire->dst, sizeof wire->dst))
+	if (at && at == believed.at_ns && !memcmp(&believed.dst, &wire->dst, sizeof wire->dst) &&
+	    (now - at < BELIEVED_NS || (now - at < BELIEVED_MOST_NS && is_awaited(peer))))
 		return true;
 	if (!rn_cm_name_is_believed_of(peer->pid, (const struct sockaddr *)&wire->dst))
 		return false;
 	believed.dst = wire->dst;
 	believed.at_ns = now; /* when the questions began */
+	believed.token = 0;
 	rn_peer_believe(peer, now);
 	return true;
 }
@@ -111,6 +128,8 @@ static bool send_request(struct rn_cm_wire *wire, uint64_t token)
 		wire->phase = RN_CM_WIRE_REQ_SENT;
 		wire->connecting = false;
 		wire->by_name = !wire->cookie;
+		if (wire->by_name)
+			believed.token = token;
 		wire->is_ours = wire->moved = wire->peer_moved = true;
 		rn_cm_wire_name(wire, token);
 		rn_cm_wire_set_timer_ms(wire, rn_settings.cm_timeout_ms);
