@@ -4,8 +4,7 @@
  * Those with known hashes are kept until the map is complete, and then put into tables of all sizes that it may have
  * had. A tuple has its hash from those of its items, as they come.
  */
-#ifndef RN_WEIGHING_KEYS_H
-#define RN_WEIGHING_KEYS_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -241,5 +240,3 @@ static void rn_key_is_text(struct rn_scale *s, struct rn_keys *keys, const uint8
     else
         rn_key_is_random(keys, at, length);
 }
-
-#endif

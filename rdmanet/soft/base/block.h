@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A READ or a WRITE in a list: memory here and at the peer, and their keys. Part of the library's exports (extras.h). */
-#ifndef RDMANET_SOFT_BLOCK_H
-#define RDMANET_SOFT_BLOCK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -9,5 +8,3 @@ struct rn_block {
 	uint64_t here, there;
 	uint32_t length, lkey, rkey;
 };
-
-#endif

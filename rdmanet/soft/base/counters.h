@@ -7,8 +7,7 @@
  * counted by the requester, once, by the path they took.  Part of the library's exports: fields
  * are only ever added at the end.
  */
-#ifndef RDMANET_SOFT_COUNTERS_H
-#define RDMANET_SOFT_COUNTERS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -41,5 +40,3 @@ struct rn_live {
 };
 
 void rn_counters_add(struct rn_counters *sum, const struct rn_counters *more);
-
-#endif

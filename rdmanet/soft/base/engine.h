@@ -19,8 +19,7 @@
  * Callbacks run on the engine thread (or in its place: rn_tasks_run_here) with no lock held, one after the other,
  * and must not block.  Everything here may be called from any thread that has (or runs under) a hold.
  */
-#ifndef RDMANET_SOFT_ENGINE_H
-#define RDMANET_SOFT_ENGINE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -114,5 +113,3 @@ unsigned rn_fd_count(void);
 /* How many forks lie between the loading of this library and this process: objects remember the
  * epoch they were made in, and are not used in another. */
 unsigned rn_epoch(void);
-
-#endif

@@ -5,8 +5,7 @@
  *     engine.c     the thread: its life, its loop, and the promise that engine.h makes about callbacks
  *     source.c     descriptors        timer.c   one-shot timers        task.c   run me soon
  */
-#ifndef RDMANET_SOFT_ENGINE_INSIDE_H
-#define RDMANET_SOFT_ENGINE_INSIDE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -77,5 +76,3 @@ bool rn_timers_arm(void);
 /* --- task.c ------------------------------------------------------------------------------------- */
 
 void rn_tasks_run(void);
-
-#endif

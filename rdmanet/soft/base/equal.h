@@ -18,8 +18,7 @@
  * SO_PEERCRED tells. Its pid is given to others then, and /proc tells of them. So the last question is whether the
  * process still lives.
  */
-#ifndef RDMANET_SOFT_EQUAL_H
-#define RDMANET_SOFT_EQUAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -43,5 +42,3 @@ bool rn_still_lives(int socket_fd, const struct ucred *peer);
 
 /* The number of users that are unknown in our user namespace: many may share it, so it proves nothing. */
 bool rn_is_overflow_user(uid_t user);
-
-#endif

@@ -5,8 +5,7 @@
  * Found by dlsym, by our own core and by tests; a program that doesn't know of it misses nothing.
  * An exported struct only ever grows, at its end.
  */
-#ifndef RDMANET_SOFT_EXTRAS_H
-#define RDMANET_SOFT_EXTRAS_H
+#pragma once
 
 #include <stddef.h>
 #include <sys/types.h>
@@ -119,5 +118,3 @@ extern const uint32_t rdmanet_soft_send_of_much;
  * requester/at_once.c says why. */
 uint32_t rdmanet_soft_move(struct ibv_qp *qp, int opcode, unsigned send_flags, const struct rn_block *blocks, uint32_t count,
 			   uint64_t most_bytes);
-
-#endif

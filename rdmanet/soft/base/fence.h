@@ -15,8 +15,7 @@
  *
  * A release fence has no such stand-in: say what the store itself is (memory_order_release) instead.
  */
-#ifndef RDMANET_SOFT_FENCE_H
-#define RDMANET_SOFT_FENCE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -48,5 +47,3 @@ static inline void rn_order_by_peer(void)
 	rn_fence();
 #endif
 }
-
-#endif

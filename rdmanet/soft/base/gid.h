@@ -5,8 +5,7 @@
  * An address keeps its index as long as it exists; one that goes leaves its index empty, and one
  * that comes takes the first empty one.  IPv4 addresses are IPv6-mapped, as everywhere in RDMA.
  */
-#ifndef RDMANET_SOFT_GID_H
-#define RDMANET_SOFT_GID_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ static inline bool rn_gid_is_v4(const union ibv_gid *gid)
  * gets the interface as its scope. */
 void rn_gid_of(const struct sockaddr *address, union ibv_gid *gid);
 socklen_t rn_gid_address(const union ibv_gid *gid, uint32_t interface, uint16_t port, struct sockaddr_storage *to);
-
-#endif

@@ -6,8 +6,7 @@
  * tests/security build the device a second time with -DRDMANET_UNGUARDED. There RDMANET_SOFT_WITHOUT=name,name
  * switches guards off, so that each attack is first seen to work, and then seen to fail by that one check.
  */
-#ifndef RDMANET_SOFT_GUARD_H
-#define RDMANET_SOFT_GUARD_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -50,6 +49,4 @@ enum rn_guard {
 bool rn_guarded(enum rn_guard guard);
 #else
 #define rn_guarded(guard) true
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An intrusive, doubly linked, circular list: the head is an item, too. */
-#ifndef RDMANET_SOFT_LIST_H
-#define RDMANET_SOFT_LIST_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -30,5 +29,3 @@ static inline bool rn_list_empty(const struct rn_list *head)
 {
 	return head->next == head;
 }
-
-#endif

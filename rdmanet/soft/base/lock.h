@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A lock for a few instructions, within this process. */
-#ifndef RDMANET_SOFT_LOCK_H
-#define RDMANET_SOFT_LOCK_H
+#pragma once
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -57,5 +56,3 @@ static inline void rn_unlock(struct rn_lock *lock)
 {
 	atomic_store_explicit(&lock->held, 0, memory_order_release);
 }
-
-#endif

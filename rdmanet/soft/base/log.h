@@ -12,8 +12,7 @@
  *
  * A text that a peer has chosen never goes into a line as it is: control characters are written as \xNN.
  */
-#ifndef RDMANET_SOFT_LOG_H
-#define RDMANET_SOFT_LOG_H
+#pragma once
 
 enum rn_warning {
 	RN_WARN_NAME,        /* another user has the name of our listener, or of the one we look for */
@@ -32,5 +31,3 @@ enum rn_warning {
 
 void rn_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void rn_warn(enum rn_warning cause, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-#endif

@@ -9,8 +9,7 @@
  * had a time slice each, but a thread that sleeps is woken ahead of those that compute.  So a thread that has armed a
  * completion queue of late, and therefore sleeps when nothing comes, gives its CPU away best by that, and keeps it now.
  */
-#ifndef RDMANET_SOFT_OFFER_H
-#define RDMANET_SOFT_OFFER_H
+#pragma once
 
 enum rn_taker {
 	RN_TAKER_NOBODY,    /* or it was not offered */
@@ -21,5 +20,3 @@ enum rn_taker rn_offer_cpu(void);
 
 /* This thread has armed a queue: for a second nothing is offered on its behalf. */
 void rn_offer_later(void);
-
-#endif

@@ -3,8 +3,7 @@
  * The kernel's pages, which are what madvise() and mmap() deal in: 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64, by how
  * the kernel was built.  Where an address is not a multiple of theirs, these calls fail.
  */
-#ifndef RDMANET_SOFT_PAGE_H
-#define RDMANET_SOFT_PAGE_H
+#pragma once
 
 #include <stdint.h>
 #include <unistd.h>
@@ -23,5 +22,3 @@ static inline uint64_t rn_page_up(uint64_t at)
 {
 	return rn_page_down(at + rn_page() - 1);
 }
-
-#endif

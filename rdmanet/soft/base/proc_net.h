@@ -7,8 +7,7 @@
  * these files say neither. So where listeners of several users fit equally well, none counts. To read them takes long,
  * because the kernel goes through all connections: some milliseconds for 100,000.
  */
-#ifndef RDMANET_SOFT_PROC_NET_H
-#define RDMANET_SOFT_PROC_NET_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -26,5 +25,3 @@ bool rn_proc_tcp_listener(const struct sockaddr *address, uid_t *user, union ibv
 
 /* As rn_unix_name_search(), by /proc/net/unix. That names no users. */
 int rn_proc_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *closure), void *closure);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What there is one of per process, and what each file of the device needs from the compiler. */
-#ifndef RDMANET_SOFT_PROCESS_H
-#define RDMANET_SOFT_PROCESS_H
+#pragma once
 
 #include <errno.h>
 #include <pthread.h>
@@ -37,5 +36,3 @@ enum rn_life rn_process_life(int pid);
 
 /* In a forked child: another process, in which nothing is open. */
 void rn_process_forked(void);
-
-#endif

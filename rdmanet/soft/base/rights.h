@@ -10,12 +10,9 @@
  *
  * Linux before 6.16 has no such option; there another user of this host can hold up the engine in this way.
  */
-#ifndef RDMANET_SOFT_RIGHTS_H
-#define RDMANET_SOFT_RIGHTS_H
+#pragma once
 
 #include <stdbool.h>
 
 /* For a Unix socket: before it listens, or connects. */
 void rn_rights_accept(int fd, bool yes);
-
-#endif

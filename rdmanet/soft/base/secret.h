@@ -11,8 +11,7 @@
  *
  * Who proves it: peer/proof.c (links on one host), cm/secret.c (connections), tcp/hello.c (streams of queue pairs).
  */
-#ifndef RDMANET_SOFT_SECRET_H
-#define RDMANET_SOFT_SECRET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,5 +34,3 @@ bool rn_secret_nonce(uint8_t nonce[RN_NONCE]); /* false: the kernel has no rando
 void rn_secret_prove(const char *role, const void *said, size_t length, uint8_t proof[RN_PROOF]);
 /* Takes as long for a wrong proof as for the right one. */
 bool rn_secret_is_proven(const char *role, const void *said, size_t length, const uint8_t proof[RN_PROOF]);
-
-#endif

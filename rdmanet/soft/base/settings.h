@@ -10,8 +10,7 @@
  *
  * docs/environment.md explains them to users.
  */
-#ifndef RDMANET_SOFT_SETTINGS_H
-#define RDMANET_SOFT_SETTINGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ bool rn_settings_are_iwarp(void);
 /* For callers that may run before any context is opened: read the settings if they were never read. */
 void rn_settings_need(void);
 void rn_settings_forked(void);
-
-#endif

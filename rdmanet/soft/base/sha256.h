@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SHA-256 (FIPS 180-4) and HMAC with it (RFC 2104): what the shared secret of streams needs. */
-#ifndef RDMANET_SOFT_SHA256_H
-#define RDMANET_SOFT_SHA256_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ struct rn_hmac {
 void rn_hmac_begin(struct rn_hmac *, const void *key, size_t length);
 void rn_hmac_add(struct rn_hmac *, const void *data, size_t length);
 void rn_hmac_end(struct rn_hmac *, uint8_t mac[32]);
-
-#endif

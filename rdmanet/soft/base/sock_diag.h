@@ -5,8 +5,7 @@
  * a name, or for a port at any address, the kernel goes through all Unix sockets or all listeners, so that is asked
  * only when something is taken.
  */
-#ifndef RDMANET_SOFT_SOCK_DIAG_H
-#define RDMANET_SOFT_SOCK_DIAG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -71,5 +70,3 @@ struct rn_unix_name {
 
 /* Is there one for which this is true? 1, 0; -1: neither netlink nor /proc tells. */
 int rn_unix_name_search(bool (*is_it)(const struct rn_unix_name *name, void *closure), void *closure);
-
-#endif

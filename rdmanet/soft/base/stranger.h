@@ -22,8 +22,7 @@
  *
  * All of it runs on the engine.
  */
-#ifndef RDMANET_SOFT_STRANGER_H
-#define RDMANET_SOFT_STRANGER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -71,5 +70,3 @@ enum rn_stranger_way {
 	RN_STRANGER_BY_NAME, /* the listener's, by a Unix socket or by a link */
 };
 enum rn_stranger_way rn_stranger_way(const union ibv_gid *from, uid_t *user);
-
-#endif

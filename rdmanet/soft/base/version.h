@@ -22,11 +22,8 @@
  *   - struct rn_link_message: it is answered by RN_LINK_REFUSED with RN_REFUSED_VERSION;
  *   - magic and version of a datagram, which is dropped: nobody answers one.
  */
-#ifndef RDMANET_SOFT_VERSION_H
-#define RDMANET_SOFT_VERSION_H
+#pragma once
 
 #ifndef RN_WIRE_VERSION /* the tests build another one */
 #define RN_WIRE_VERSION 8
-#endif
-
 #endif

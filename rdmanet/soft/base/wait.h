@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef RDMANET_SOFT_WAIT_H
-#define RDMANET_SOFT_WAIT_H
+#pragma once
 
 /* Why a request can't be executed yet. */
 enum rn_wait {
@@ -15,5 +14,3 @@ enum rn_wait {
 	RN_WAIT_SHARED,  /* for its owner's part of the copy */
 	RN_WAIT_LOST,    /* for an acknowledgement that doesn't come: faults/fault.h */
 };
-
-#endif

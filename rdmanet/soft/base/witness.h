@@ -19,8 +19,7 @@
  * another program would have to have writable memory at this one.  For a read the value would have to be the same as
  * well.
  */
-#ifndef RDMANET_SOFT_WITNESS_H
-#define RDMANET_SOFT_WITNESS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -41,5 +40,3 @@ struct rn_witness rn_witness(void);
  */
 uint64_t rn_witness_lent(void);
 void rn_witness_recall(uint64_t lent);
-
-#endif

@@ -40,8 +40,7 @@
  * freed on the engine, identifiers in rdma_destroy_id (those the program has never seen: with their
  * request).  Whoever holds rn_cm_lock and sees a pointer to one may use it.
  */
-#ifndef RDMANET_SOFT_CM_H
-#define RDMANET_SOFT_CM_H
+#pragma once
 
 #include "base/log.h"
 #include "objects/qp.h"
@@ -388,5 +387,3 @@ void rn_cm_listener_gone(struct rn_cm_id *listener);
 
 /* How many connections were dropped because of what came over them, or did not come. */
 unsigned long rn_cm_wire_dropped(void);
-
-#endif

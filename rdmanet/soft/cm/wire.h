@@ -2,8 +2,7 @@
 /*
  * The inside of a wire: what goes over it, and what the files that wire.c lists share.  wire.c describes a wire's life.
  */
-#ifndef RDMANET_SOFT_CM_WIRE_H
-#define RDMANET_SOFT_CM_WIRE_H
+#pragma once
 
 #include "base/guard.h"
 #include "base/secret.h"
@@ -409,5 +408,3 @@ void rn_cm_asked(const void *process, uint64_t token, const void *message, size_
 void rn_cm_name_ends(const struct rn_cm_id *listener, struct sockaddr_storage *near, struct sockaddr_storage *far);
 void rn_cm_listen_stop(void);
 void rn_cm_listen_forked(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Unreliable datagrams: what the rest of the device knows of them. datagram.c has the theory. */
-#ifndef RDMANET_SOFT_UD_H
-#define RDMANET_SOFT_UD_H
+#pragma once
 
 #include "objects/ah.h"
 #include "objects/qp.h"
@@ -43,5 +42,3 @@ struct rn_datagram {
 	uint32_t length;
 };
 void rn_ud_deliver(struct rn_qp *qp, const struct rn_datagram *datagram);
-
-#endif

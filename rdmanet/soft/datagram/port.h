@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The UDP port of a process: port.c. */
-#ifndef RDMANET_SOFT_UD_PORT_H
-#define RDMANET_SOFT_UD_PORT_H
+#pragma once
 
 #include <sys/socket.h>
 
@@ -18,5 +17,3 @@ void rn_ud_port_close(struct rn_qp *qp);
 enum rn_wait rn_ud_port_send(uint16_t number, const union ibv_gid *from, uint32_t interface, const struct msghdr *message,
 			     bool *fault);
 void rn_ud_port_forked(void);
-
-#endif

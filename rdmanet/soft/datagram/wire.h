@@ -9,8 +9,7 @@
  * first UD queue pair of that port goes to RTR until the last has gone; before that the port is held, and nobody is
  * heard (port.h).  The kernel says who sent a message, and it must have come from the port in its queue pair's number.
  */
-#ifndef RDMANET_SOFT_UD_WIRE_H
-#define RDMANET_SOFT_UD_WIRE_H
+#pragma once
 
 #include "objects/ah.h"
 #include "objects/qp.h"
@@ -29,5 +28,3 @@ bool rn_ud_wire_parse(const void *bytes, size_t length, struct rn_datagram *data
 /* Receive what has arrived on a socket, and deliver each datagram. On the engine. */
 void rn_ud_wire_receive(int fd, const union ibv_gid *at,
 			void (*give)(void *closure, uint32_t dest_qpn, const struct rn_datagram *datagram), void *closure);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The faults of a context, from when it opens until it closes. */
-#ifndef RDMANET_SOFT_FAULT_BENCH_H
-#define RDMANET_SOFT_FAULT_BENCH_H
+#pragma once
 
 #include <stddef.h>
 
@@ -14,5 +13,3 @@ int rn_fault_bench_open(struct rn_context *context);
 int rn_fault_bench_check(char *error, size_t size);
 void rn_fault_bench_close(struct rn_context *context);
 void rn_fault_bench_forked(void);
-
-#endif

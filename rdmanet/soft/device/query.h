@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries that programs reach through a context. */
-#ifndef RDMANET_SOFT_QUERY_H
-#define RDMANET_SOFT_QUERY_H
+#pragma once
 
 #include <endian.h>
 
@@ -13,5 +12,3 @@ int rn_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
 		       struct ibv_device_attr_ex *attr, size_t size);
 int rn_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size);
 int rn_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values);
-
-#endif

@@ -48,8 +48,7 @@
  * A dead device.  Its program gets DEVICE_FATAL, and all its queue pairs go to ERR, where their work is flushed; from
  * then on whatever asks something of the device fails with EIO.  What is given back is given back.
  */
-#ifndef RDMANET_SOFT_FAULT_H
-#define RDMANET_SOFT_FAULT_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -229,5 +228,3 @@ struct rn_receive_plan {
 struct rn_receive_plan rn_fault_receive(struct rn_qp_faults *faults, uint64_t number);
 /* It has failed so. With recv_cq->lock. */
 void rn_fault_received(struct rn_injector *injector, const struct rn_receive_plan *plan);
-
-#endif

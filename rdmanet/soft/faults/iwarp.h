@@ -14,8 +14,7 @@
  *
  * Milder than an adapter: queue pairs can be connected by hand, too, and their addresses are RoCE's.
  */
-#ifndef RDMANET_SOFT_IWARP_H
-#define RDMANET_SOFT_IWARP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ struct rn_qp_iwarp {
 int rn_iwarp_check(const struct ibv_send_wr *wr);
 /* Is there such a call? */
 bool rn_iwarp_has(enum rn_call call);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers, times and sizes in the text of faults (text.c). None of these changes the text. */
-#ifndef RDMANET_SOFT_FAULTS_NUMBER_H
-#define RDMANET_SOFT_FAULTS_NUMBER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ const char *rn_read_time(const char *text, uint64_t *ns);
 bool rn_read_times(const char *text, uint64_t *low, uint64_t *high);
 /* "64K" */
 bool rn_read_size(const char *text, uint64_t *bytes);
-
-#endif

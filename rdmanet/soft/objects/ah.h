@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Address handles: where a UD message goes. ah.c has the theory. */
-#ifndef RDMANET_SOFT_AH_H
-#define RDMANET_SOFT_AH_H
+#pragma once
 
 #include "objects/pd.h"
 
@@ -38,5 +37,3 @@ void rn_ah_destroy_all(struct rn_context *context);
 bool rn_ah_is_ours(const struct ibv_ah_attr *ah);
 /* Whether no process with this address can be mapped. */
 bool rn_ah_needs_tcp(const struct ibv_ah_attr *ah);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Completion channels, by number: channel.c. */
-#ifndef RDMANET_SOFT_CHANNEL_H
-#define RDMANET_SOFT_CHANNEL_H
+#pragma once
 
 #include "objects/context.h"
 
@@ -24,5 +23,3 @@ int rn_channel_fd(uint32_t channel_id);
 void rn_channel_signal(uint32_t channel_id);
 enum { RN_CHANNEL_WAKEUP = 0 }; /* the channel by which peers wake this process's engine */
 void rn_channel_set_wakeup(int fd); /* -1: there is none. Nobody uses the one before any more. */
-
-#endif

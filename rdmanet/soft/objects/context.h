@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: what a program opens the device for, and the lists of all that it has made there. */
-#ifndef RDMANET_SOFT_CONTEXT_H
-#define RDMANET_SOFT_CONTEXT_H
+#pragma once
 
 #include "base/counters.h"
 #include "base/lock.h"
@@ -67,5 +66,3 @@ void rn_context_release_engine(struct rn_context *context);
 void rn_context_forked(void);
 /* An event of the port, to all contexts. */
 void rn_port_event(enum ibv_event_type type);
-
-#endif

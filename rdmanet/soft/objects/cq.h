@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Completion queues: their public part. cq_inside.h has what their own files share. */
-#ifndef RDMANET_SOFT_CQ_H
-#define RDMANET_SOFT_CQ_H
+#pragma once
 
 #include "base/engine.h"
 #include "objects/channel.h"
@@ -104,5 +103,3 @@ void rn_cq_at_overrun(void (*tell)(struct rn_cq *));
 unsigned rn_cq_look_after_all(bool all);
 void rn_cq_forked(void);
 void rn_cq_destroy_all(struct rn_context *context);
-
-#endif

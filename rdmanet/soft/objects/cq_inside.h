@@ -12,8 +12,7 @@
  *          +-----------------------> channel.c <----+
  *                          numbers, descriptors, the wakeup
  */
-#ifndef RDMANET_SOFT_CQ_INSIDE_H
-#define RDMANET_SOFT_CQ_INSIDE_H
+#pragma once
 
 #include "objects/channel.h"
 #include "objects/cq.h"
@@ -75,5 +74,3 @@ static inline void rn_cq_make_ready(struct rn_cq *cq, struct rn_qp *qp)
 	*cq->ready_tail = qp;
 	cq->ready_tail = &qp->next_ready;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory: dm.c. */
-#ifndef RDMANET_SOFT_DM_H
-#define RDMANET_SOFT_DM_H
+#pragma once
 
 #include "objects/pd.h"
 
@@ -19,5 +18,3 @@ bool rn_dm_share(struct rn_list *item, struct rn_dm_share *share);
 struct ibv_dm *rn_dm_again(struct ibv_context *context, const struct rn_dm_share *share);
 void rn_dm_destroy_all(struct rn_context *context);
 void rn_dm_forked(void);
-
-#endif

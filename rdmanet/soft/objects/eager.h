@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Short messages into memory that peers can't map: eager.c. */
-#ifndef RDMANET_SOFT_EAGER_H
-#define RDMANET_SOFT_EAGER_H
+#pragma once
 
 #include "objects/qp.h"
 
@@ -12,5 +11,3 @@ void rn_eager_forked(void);
 bool rn_eager_take(struct rn_qp *qp, uint32_t index, uint32_t length);
 /* The same for all messages that wait for this region, before its key is withdrawn; with rn_process_lock held. */
 void rn_eager_settle(uint32_t pd, uint32_t key);
-
-#endif

@@ -10,8 +10,7 @@
  *         waits for      keys, and  files that peers map
  *         their users    both tables
  */
-#ifndef RDMANET_SOFT_MR_H
-#define RDMANET_SOFT_MR_H
+#pragma once
 
 #include "objects/pd.h"
 #include "shm/own.h"
@@ -94,5 +93,3 @@ int rn_mr_plan(void *addr, size_t length, uint64_t iova, unsigned access, struct
 bool rn_mr_hide(struct rn_mr *mr);
 /* Release the memory: nobody uses it any more. */
 void rn_mr_release_memory(struct rn_segment *segment);
-
-#endif

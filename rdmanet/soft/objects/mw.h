@@ -19,8 +19,7 @@
  *
  * While windows are bound to a region it can't be deregistered: EBUSY.
  */
-#ifndef RDMANET_SOFT_MW_H
-#define RDMANET_SOFT_MW_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -66,5 +65,3 @@ int rn_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
 int rn_dealloc_mw(struct ibv_mw *mw);
 void rn_mw_destroy_all(struct rn_context *context);
 void rn_mw_forked(void);
-
-#endif

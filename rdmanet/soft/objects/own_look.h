@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checking and repairing words in the arena that others may have overwritten: shm/own.h has the theory. */
-#ifndef RDMANET_SOFT_OWN_LOOK_H
-#define RDMANET_SOFT_OWN_LOOK_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -29,5 +28,3 @@ static inline void rn_own_moves(void)
 }
 void rn_own_close(void); /* the engine may stop */
 void rn_own_watch_forked(void);
-
-#endif

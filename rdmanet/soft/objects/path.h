@@ -6,8 +6,7 @@
  * each queue pair has the table for its kind from its creation on: TCP's for connected queue pairs, which may switch to
  * it at any time, and that of datagrams.  Calls that a path does not need are NULL.
  */
-#ifndef RDMANET_SOFT_PATH_H
-#define RDMANET_SOFT_PATH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -83,5 +82,3 @@ struct rn_cq_source_ops {
 	/* The program is about to sleep: let the engine poll. */
 	void (*arm)(struct rn_cq *cq);
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protection domains, also those with a parent, and thread domains: domain.c. */
-#ifndef RDMANET_SOFT_PD_H
-#define RDMANET_SOFT_PD_H
+#pragma once
 
 #include "objects/context.h"
 
@@ -23,5 +22,3 @@ struct ibv_td *rn_alloc_td(struct ibv_context *context, struct ibv_td_init_attr 
 int rn_dealloc_td(struct ibv_td *td);
 struct ibv_pd *rn_alloc_parent_domain(struct ibv_context *context, struct ibv_parent_domain_init_attr *attr);
 void rn_domain_destroy_all(struct rn_context *context);
-
-#endif

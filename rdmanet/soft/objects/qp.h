@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queue pairs: their public part. qp_inside.h has what their own files share. */
-#ifndef RDMANET_SOFT_QP_H
-#define RDMANET_SOFT_QP_H
+#pragma once
 
 #include "base/engine.h"
 #include "faults/fault.h"
@@ -255,5 +254,3 @@ void rn_qp_process_died(int pid);
 void rn_qp_destroy_all(struct rn_context *context);
 void rn_qp_close(void);
 void rn_qp_forked(void);
-
-#endif

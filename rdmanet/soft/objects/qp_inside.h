@@ -13,8 +13,7 @@
  *
  * Below all of them: qps.c, the table of queue pairs, and qp_block.c, what peers see and touch of one.
  */
-#ifndef RDMANET_SOFT_QP_INSIDE_H
-#define RDMANET_SOFT_QP_INSIDE_H
+#pragma once
 
 #include "objects/qp.h"
 
@@ -49,5 +48,3 @@ void rn_qp_reset_words(struct rn_qp_block *block, uint32_t next_receive); /* the
 
 /* For rn_qp.notice. */
 void rn_qp_peer_noticed(struct rn_notice *notice, struct rn_peer *peer, enum rn_notice_why why);
-
-#endif

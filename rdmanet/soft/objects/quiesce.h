@@ -19,8 +19,7 @@
  * else: queue pairs stay, and any send lock may be taken.  A window is unbound by a request, with the send lock of
  * its queue pair held, so the wait for its users looks only at words that need no lock.
  */
-#ifndef RDMANET_SOFT_QUIESCE_H
-#define RDMANET_SOFT_QUIESCE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -70,5 +69,3 @@ static inline void rn_serving_end(uint32_t which)
 }
 
 void rn_quiesce_forked(void);
-
-#endif

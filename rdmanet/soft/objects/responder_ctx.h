@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a requester knows of the responder that it plays. It is declared here because each queue pair has one;
  * responder/ctx.c and responder/responder.c fill it. */
-#ifndef RDMANET_SOFT_RESPONDER_CTX_H
-#define RDMANET_SOFT_RESPONDER_CTX_H
+#pragma once
 
 #include "base/counters.h"
 #include "objects/share.h"
@@ -61,5 +60,3 @@ static inline bool rn_state_is_open(uint64_t generation_state)
 
 	return state >= IBV_QPS_RTR && state <= IBV_QPS_SQE;
 }
-
-#endif

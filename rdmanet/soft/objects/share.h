@@ -24,8 +24,7 @@
  *
  * All of it is under the send lock of the requester's queue pair.
  */
-#ifndef RDMANET_SOFT_SHARE_H
-#define RDMANET_SOFT_SHARE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -99,5 +98,3 @@ static inline bool rn_share_has_more(const struct rn_qp_block *block, uint32_t s
 bool rn_share_take(struct rn_qp_block *block, uint32_t serial, uint32_t *piece);
 /* The piece that was taken last could not be copied: the requester has it to do, if it still wants it. */
 bool rn_share_put_back(struct rn_qp_block *block, uint32_t serial, uint32_t piece);
-
-#endif

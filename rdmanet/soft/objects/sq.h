@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The send queue's head: how requests end, in order. */
-#ifndef RDMANET_SOFT_SQ_H
-#define RDMANET_SOFT_SQ_H
+#pragma once
 
 #include "objects/qp.h"
 
@@ -20,5 +19,3 @@ bool rn_sq_is_busy(const struct rn_qp *qp);
 void rn_sq_flush(struct rn_qp *qp);
 /* The head of the queue fails with this status: completes it in error, QP to ERR. sq_lock held. qp_state.c */
 void rn_sq_fail_head(struct rn_qp *qp, enum ibv_wc_status status);
-
-#endif

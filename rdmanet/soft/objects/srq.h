@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared receive queues: what the rest of the device knows of them. srq.c has the theory. */
-#ifndef RDMANET_SOFT_SRQ_H
-#define RDMANET_SOFT_SRQ_H
+#pragma once
 
 #include "objects/pd.h"
 #include "objects/qp.h"
@@ -37,5 +36,3 @@ void rn_srq_process_pending_all(void);
 int rn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
 void rn_srq_destroy_all(struct rn_context *context);
 void rn_srq_forked(void);
-
-#endif

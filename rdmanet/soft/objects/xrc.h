@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Extended reliable connections: domains, their SRQs and targets. xrc.c has the theory. */
-#ifndef RDMANET_SOFT_XRC_H
-#define RDMANET_SOFT_XRC_H
+#pragma once
 
 #include "base/list.h"
 #include "verbs.h"
@@ -54,5 +53,3 @@ bool rn_xrc_close_handle(struct rn_qp *qp, struct rn_qp **orphan);
 struct rn_qp *rn_xrc_handle_of(struct rn_context *context);
 void rn_xrc_destroy_all(struct rn_context *context);
 void rn_xrc_forked(void);
-
-#endif

@@ -21,8 +21,7 @@
  * A link has a direction: each side that wants something makes its own.  Nothing here blocks its
  * caller: what is not there yet is asked for, and a notice says when it has come.
  */
-#ifndef RDMANET_SOFT_PEER_H
-#define RDMANET_SOFT_PEER_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -234,5 +233,3 @@ void rn_peers_register(const struct rn_peer_ops *ops);
  * the engine; of this process, or by mail, also on a thread that stands in for it. */
 typedef void rn_peer_hear(const void *process, uint32_t what, uint64_t token, const void *message, size_t length);
 void rn_peers_register_connections(rn_peer_hear *hear);
-
-#endif

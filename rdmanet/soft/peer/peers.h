@@ -43,8 +43,7 @@
  * segment's place (see find_segment), and channels, which have their own lock, so that a
  * wake-up never writes to a descriptor that was just closed.
  */
-#ifndef RDMANET_SOFT_PEERS_H
-#define RDMANET_SOFT_PEERS_H
+#pragma once
 
 #include "base/engine.h"
 #include "base/guard.h"
@@ -420,5 +419,3 @@ void rn_mail_close(struct process *process); /* the same, and our link to it end
 /* --- port.c -------------------------------------------------------------------------------- */
 
 void rn_port_free(struct port *port);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every file of the preloaded library needs: its own definition of a function, and the one that it stands before. */
-#ifndef RDMANET_PRELOAD_NEXT_H
-#define RDMANET_PRELOAD_NEXT_H
+#pragma once
 
 #include <dlfcn.h>
 
@@ -12,5 +11,3 @@
 	static __typeof__(&function) next_##function;                         \
 	if (!next_##function)                                                 \
 		*(void **)&next_##function = dlsym(RTLD_NEXT, #function)
-
-#endif

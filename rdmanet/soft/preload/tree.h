@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which paths are the embedded device's, and where they are: tree.c. */
-#ifndef RDMANET_PRELOAD_TREE_H
-#define RDMANET_PRELOAD_TREE_H
+#pragma once
 
 #include <limits.h>
 #include <stdbool.h>
@@ -18,5 +17,3 @@ bool rn_in_tree(const char *path, struct place *place);
 /* The path that a place in the tree has for the program, in a buffer of PATH_MAX that may be this one; the path itself
  * if it is not in the tree. */
 const char *rn_seen_as(const char *path, char *buffer);
-
-#endif

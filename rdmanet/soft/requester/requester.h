@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Posting and executing: post.c, progress.c, execute.c, remote.c. */
-#ifndef RDMANET_SOFT_REQUESTER_H
-#define RDMANET_SOFT_REQUESTER_H
+#pragma once
 
 #include "objects/qp.h"
 #include "objects/sq.h"
@@ -47,5 +46,3 @@ enum ibv_wc_status rn_local_pieces_unprobed(struct rn_qp *qp, const struct ibv_s
 					    int *count, uint64_t *total);
 /* What is wrong with a request, before anything goes out. */
 enum ibv_wc_status rn_check_request(struct rn_qp *qp, const struct ibv_send_wr *wr, uint64_t total);
-
-#endif

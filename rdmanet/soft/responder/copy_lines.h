@@ -8,8 +8,7 @@
  * copies more than the L2 cache holds takes 103 us).  It is not faster if they lie alike.  Other makers' processors are
  * left to the C library.
  */
-#ifndef RDMANET_SOFT_COPY_LINES_H
-#define RDMANET_SOFT_COPY_LINES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -82,7 +81,5 @@ static inline void rn_copy_bytes(char *to, const char *from, size_t length)
 {
 	memmove(to, from, length);
 }
-
-#endif
 
 #endif

@@ -7,8 +7,7 @@
  *     share.c        a long READ of such memory         help.c     that of a peer, with which our engine helps
  *     owner.c        what a requester that can't reach our memory asks of our engine
  */
-#ifndef RDMANET_SOFT_RESPONDER_INSIDE_H
-#define RDMANET_SOFT_RESPONDER_INSIDE_H
+#pragma once
 
 #include "objects/qp.h"
 #include "responder/responder.h"
@@ -73,5 +72,3 @@ enum rn_wait rn_execute_atomic(struct rn_responder_ctx *ctx, const struct rn_req
 struct rn_slot *rn_responder_claim(struct rn_responder_ctx *ctx);
 /* The scatter list of the one that was claimed, of this process: how many entries were copied, or RN_NOT_POSTED. */
 uint32_t rn_responder_pool_list(const struct rn_responder_ctx *ctx, struct rn_slot_sge *list);
-
-#endif

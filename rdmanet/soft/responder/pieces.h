@@ -5,8 +5,7 @@
  * A position in a list counts bytes from its beginning.  struct rn_runs walks from a position on, for a number of
  * bytes, and returns one contiguous part at a time; all code that copies, stores or describes pieces uses it.
  */
-#ifndef RDMANET_SOFT_PIECES_H
-#define RDMANET_SOFT_PIECES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -75,5 +74,3 @@ bool rn_place(const struct rn_piece *pieces, int count, uint64_t skip, const cha
 /* The part [skip, skip + length) of pieces mapped here, as far as the array goes. Bytes that it covers. */
 size_t rn_slice(const struct rn_piece *pieces, int count, uint64_t skip, uint64_t length, struct iovec *to, int room,
 		int *used);
-
-#endif

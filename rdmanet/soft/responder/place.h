@@ -5,8 +5,7 @@
  * WRITE promises programs that poll memory: the last bytes of a message are stored last, and an
  * aligned write of eight bytes is one store.
  */
-#ifndef RDMANET_SOFT_PLACE_H
-#define RDMANET_SOFT_PLACE_H
+#pragma once
 
 #include "responder/copy_lines.h"
 #include "responder/responder.h"
@@ -54,5 +53,3 @@ static inline bool rn_place_with_care(char *to, const char *from, size_t length,
 	rn_bus_end();
 	return true;
 }
-
-#endif

@@ -20,8 +20,7 @@
  * The caller keeps the responder in place meanwhile: by its busy word (see shm/arena.h), or by
  * the send lock of a queue pair of this process.
  */
-#ifndef RDMANET_SOFT_RESPOND_H
-#define RDMANET_SOFT_RESPOND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -142,5 +141,3 @@ char *rn_respond_mapped(struct rn_responder_ctx *ctx, bool is_read, uint32_t rke
 bool rn_respond_goes_on(struct rn_responder_ctx *ctx);
 /* Execute it on mapped memory: add, or compare and swap. False: the memory is gone. */
 bool rn_respond_atomic(bool is_add, uint64_t compare_add, uint64_t swap, char *at, uint64_t *old);
-
-#endif

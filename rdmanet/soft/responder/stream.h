@@ -11,8 +11,7 @@
  * left the caches anyway when its end comes; for 8 MiB that are read and written again soon, it takes half again as
  * long.  Who sends a large message in parts says so with each, by a flag (rdmanet_soft_send_of_much).
  */
-#ifndef RDMANET_SOFT_STREAM_H
-#define RDMANET_SOFT_STREAM_H
+#pragma once
 
 #include "responder/copy_lines.h"
 
@@ -71,7 +70,5 @@ static inline void rn_stream_copy(char *to, const char *from, size_t length)
 {
 	memcpy(to, from, length);
 }
-
-#endif
 
 #endif

@@ -42,8 +42,7 @@
  * docs/developers/shared-words.md says for each word who writes and reads it, in which order, and why; `make litmus` checks
  * the protocols with these orders and with weaker ones.
  */
-#ifndef RDMANET_SOFT_ARENA_H
-#define RDMANET_SOFT_ARENA_H
+#pragma once
 
 #include <assert.h>
 #include <stdalign.h>
@@ -322,5 +321,3 @@ size_t rn_arena_size(void);
 /* Heap, for receive rings: an offset from the arena's start, or 0. Thread-safe; slow path. */
 uint64_t rn_arena_alloc(uint64_t bytes);
 void rn_arena_free(uint64_t offset, uint64_t bytes);
-
-#endif

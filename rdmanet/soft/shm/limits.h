@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the device can do: queries report these, the creators enforce them. */
-#ifndef RDMANET_SOFT_LIMITS_H
-#define RDMANET_SOFT_LIMITS_H
+#pragma once
 
 #include "base/process.h"
 #include "shm/arena.h"
@@ -17,5 +16,3 @@ enum {
 enum { RN_LID = 1 }; /* with the link layer of InfiniBand: every device of this host's */
 #define RN_MAX_MESSAGE (1u << 30)
 #define RN_MAX_DM (64u << 20)
-
-#endif

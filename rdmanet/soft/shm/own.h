@@ -22,8 +22,7 @@
  * An idle process has little to lose: while no completion is polled, no CQ armed and no peer let in, each pause is
  * twice the one before, up to half a minute, and each look then covers everything.
  */
-#ifndef RDMANET_SOFT_OWN_H
-#define RDMANET_SOFT_OWN_H
+#pragma once
 
 #include "base/guard.h"
 #include "shm/arena.h"
@@ -80,5 +79,3 @@ unsigned rn_own_tell_head(void);
 unsigned rn_own_tell_regions(void);
 
 void rn_own_forked(void);
-
-#endif

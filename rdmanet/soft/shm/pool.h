@@ -40,8 +40,7 @@
  * Locks.  The pool's lock guards all that is private of it, and is taken inside the CQ's lock.
  * A chain belongs to the CQ's lock.
  */
-#ifndef RDMANET_SOFT_POOL_H
-#define RDMANET_SOFT_POOL_H
+#pragma once
 
 #include "shm/arena.h"
 
@@ -164,5 +163,3 @@ bool rn_pools_wait_moved(uint32_t pd, uint64_t deadline_ns);
 bool rn_pool_is_claimed(uint32_t index);
 /* The arena is closed, whoever may be stopped in it. */
 void rn_pool_forget_all(void);
-
-#endif

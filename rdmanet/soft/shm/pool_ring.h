@@ -13,8 +13,7 @@
  * use, and its link in the chain of arrivals.  A reference from a list is looked up among the pool's own
  * rings; one that fits no entry ends the list.  A word that contradicts its shadow is ignored.
  */
-#ifndef RDMANET_SOFT_POOL_RING_H
-#define RDMANET_SOFT_POOL_RING_H
+#pragma once
 
 #include "base/lock.h"
 #include "base/process.h"
@@ -156,5 +155,3 @@ void rn_pool_leave_old_rings(struct rn_pool *pool);
 unsigned rn_pool_visit_all(unsigned (*visit)(struct rn_pool *pool, bool all), bool all);
 /* Of one that is claimed by this name, which has ended: posted again, or free. With the lock held. */
 void rn_pool_recover_entry(struct rn_pool *pool, struct rn_ring *ring, uint32_t position, uint32_t name);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Turning memory that a program brings into memory that peers can map: remap.c has the theory. */
-#ifndef RDMANET_SOFT_REMAP_H
-#define RDMANET_SOFT_REMAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ bool rn_remapped_holds(const struct rn_remapped *remapped, uint64_t start, uint6
 void rn_remapped_give_back(struct rn_remapped *remapped);
 /* The same in a forked child, whose parent goes on with the memfd. */
 void rn_remapped_copy_back(struct rn_remapped *remapped);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that peers map, by file: each is a memfd that has a number, and is passed to peers by that. */
-#ifndef RDMANET_SOFT_SEGMENT_H
-#define RDMANET_SOFT_SEGMENT_H
+#pragma once
 
 #include "base/process.h"
 
@@ -28,5 +27,3 @@ void rn_segment_forked(void);
 int rn_segment_fd(uint32_t segment_id, size_t *size);
 /* Called for each segment that is freed, once its keys are invalid and no queue pair uses it. */
 void rn_at_segment_gone(void (*tell)(uint32_t segment_id));
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What goes over the wire of a stream; tcp.h says how. */
-#ifndef RDMANET_SOFT_STREAM_FRAMES_H
-#define RDMANET_SOFT_STREAM_FRAMES_H
+#pragma once
 
 #include "base/version.h"
 
@@ -100,5 +99,3 @@ struct rn_tcp_answer {
 	uint32_t reserved2;
 };
 static_assert(sizeof(struct rn_tcp_answer) == 16, "no padding on the wire");
-
-#endif

@@ -51,8 +51,7 @@
  * A stream is taken apart by the engine, or by the reset that waits for the engine, since whoever has the
  * send lock mustn't wait for callbacks: `ended` marks it until then.
  */
-#ifndef RDMANET_SOFT_TCP_H
-#define RDMANET_SOFT_TCP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -383,5 +382,3 @@ void rn_tcp_tick(struct rn_timer *timer);
 
 /* For struct rn_peer_ops: a connection came to a queue pair's port. Takes the descriptor. */
 void rn_tcp_accepted(int fd);
-
-#endif
