@@ -7,6 +7,7 @@
  */
 #include "fuzz.h"
 
+#include "base/gid.h"
 #include "cm/wire.h"
 #include "rdma_cma.h"
 
@@ -102,7 +103,7 @@ static void speak(struct rn_task *task)
 		if (piece[2] & 1)
 			memcpy(message, &request, sizeof request);
 		memcpy(message, piece + 3, length - 3);
-		rn_cm_link_hear(NULL, piece[0] & 3 | (piece[0] & 128) << 1, token, message,
+		rn_cm_link_hear(NULL, (piece[0] & 3) | (piece[0] & 128) << 1, token, message,
 				piece[2] & 1 ? sizeof request : length - 3);
 	}
 	atomic_store(&speaking.is_done, true);
