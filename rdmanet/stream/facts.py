@@ -67,6 +67,8 @@ class Facts:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The fact of this name; `default` if it is not known."""
+        if self._known is None and name not in _NAMES:
+            return default  # what asyncio asks of each connection (sslcontext) has nothing put together
         known = self.known()
         if name == "peername" and known and not self._has_asked:
             self._take_port(known)
@@ -108,6 +110,12 @@ class Facts:
         if self.held_port is not None:  # who asks at this moment in another thread lets its port go
             with _asking:
                 self.held_port.close()
+
+
+_NAMES = frozenset(
+    "fabric fabric_reason sockname peername rdma_device rdma_library rdma_port rdma_qp rdma_pd".split()
+)
+"""Those of `_told`."""
 
 
 def _told(

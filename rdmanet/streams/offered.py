@@ -21,7 +21,7 @@ class OfferQueue:
 
     def __init__(self) -> None:
         self._untaken: dict[int, OfferedMemory] = {}  # by the offer's number, the oldest first
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None  # until somebody waits: most programs never do
         self._is_over = False
         self._error: BaseException | None = None
 
@@ -39,6 +39,8 @@ class OfferQueue:
                 if self._error is not None:
                     raise self._error
                 return None
+            if self._changed is None:
+                self._changed = asyncio.Event()
             self._changed.clear()
             await self._changed.wait()
 
@@ -46,7 +48,7 @@ class OfferQueue:
         """The peer has offered this."""
         if not self._is_over:
             self._untaken[offer.id] = offer
-            self._changed.set()
+            self._wake()
 
     def remove(self, offer: OfferedMemory) -> None:
         """The peer has revoked this. Who has taken it sees that by `OfferedMemory.revoked`."""
@@ -57,6 +59,10 @@ class OfferQueue:
         if not self._is_over:
             self._is_over, self._error = True, error
             self._untaken.clear()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
             self._changed.set()
 
 

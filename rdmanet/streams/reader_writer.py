@@ -8,6 +8,7 @@ replaces what depends on asyncio's transports.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from rdmanet import credit
-from rdmanet._core import CompiledReader, CompiledWriter
+from rdmanet._core import CompiledReader, CompiledWriter, IntoReader
 from rdmanet.errors import shown
 from rdmanet.stream.in_the_clear import tell_of_failure
 from rdmanet.stream.options import REVOKE_TIMEOUT_S, refuse_unbuilt
@@ -253,37 +254,18 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         # This is what asyncio's connection_made() does if it gets the callback itself. Up to Python 3.12 the protocol
         # keeps the writer, and so the reader, until the peer's end of file or connection_lost(). Later, only the
         # callback has the writer, and a writer that nobody keeps closes its connection.
-        writer = RdmaStreamWriter(cast(asyncio.Transport, transport), self, reader, loop)
+        writer = RdmaStreamWriter(transport, self, reader, loop)  # type: ignore[arg-type]
         if hasattr(self, "_stream_writer"):
             self._stream_writer: RdmaStreamWriter | None = writer
-
-        def failed(exc: BaseException) -> None:
-            loop.call_exception_handler(
-                {
-                    "message": "Unhandled exception in client_connected_cb",
-                    "exception": exc,
-                    "transport": transport,
-                }
-            )
-            cast(asyncio.Transport, transport).close()
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():
-                cast(asyncio.Transport, transport).close()
-                return
-            exc = task.exception()
-            if exc is not None:
-                failed(exc)
-
         try:
             result = self._connected_cb(reader, writer)
             if asyncio.iscoroutine(result):
                 self._task = loop.create_task(result, name=getattr(result, "__qualname__", None))
-                self._task.add_done_callback(ended)
+                self._task.add_done_callback(functools.partial(_callback_ended, transport))
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            failed(exc)  # a plain function's: asyncio would leave the connection open, and nobody has it
+            _callback_failed(transport, exc)  # a plain function's: asyncio would leave the connection open
 
     def eof_received(self) -> bool | None:
         # A TCP transport whose peer has ended is kept by those who use it, and closed when nobody does. So from here on
@@ -291,6 +273,20 @@ class _ReaderProtocol(asyncio.StreamReaderProtocol):
         if getattr(self, "_stream_writer", None) is not None:
             self._stream_writer = None
         return super().eof_received()
+
+
+def _callback_ended(transport: Any, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        transport.close()
+    elif (exc := task.exception()) is not None:
+        _callback_failed(transport, exc)
+
+
+def _callback_failed(transport: Any, exc: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "Unhandled exception in client_connected_cb", "exception": exc, "transport": transport}
+    )
+    transport.close()
 
 
 def with_compiled_reader(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
@@ -306,17 +302,17 @@ def with_compiled_reader(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol
     is_exact = type(reader) is asyncio.StreamReader
     if not is_exact or reader._buffer or reader._eof or reader._exception:
         return protocol
-    limit, loop = reader._limit, reader._loop
-    vars(reader).clear()
+    # What asyncio's __init__() has set is ours from here on, as attributes of the class; the rest stays.
+    into, offered = IntoReader(reader._loop, reader._limit), OfferQueue()
     reader.__class__ = RdmaStreamReader
-    RdmaStreamReader.__init__(reader, limit, loop)
+    reader._into, reader._offered = into, offered
     protocol.__class__ = _ReaderProtocol
     callback = state.get("_client_connected_cb")
     state.update(
         _client_connected_cb=None,
         _connected_cb=callback,
-        _rdma_sink=reader._into,
-        _offered=reader._offered,
+        _rdma_sink=into,
+        _offered=offered,
         _handed_reader=None if callback is None else reader,
         _strong_reader=None,
     )
@@ -331,7 +327,8 @@ async def open_rdma_connection(
     ``limit`` limits the reader's buffer, in bytes, as in asyncio. The other keywords, the errors and the effect of
     cancelling are those of ``create_rdma_connection``.
     """
-    refuse_unbuilt("open_rdma_connection", kwds)
+    if kwds:
+        refuse_unbuilt("open_rdma_connection", kwds)
     loop = asyncio.get_running_loop()
     reader = RdmaStreamReader(limit, loop)
     protocol = _ReaderProtocol(reader, None, loop)

@@ -8,6 +8,7 @@ from harness import HOST, Net
 from pattern import REPEATED, Pattern
 
 import rdmanet
+from rdmanet.stream import facts
 from tests.support.waiting import begin
 
 MIB = 1 << 20
@@ -172,6 +173,14 @@ async def test_extra_info(net: Net):
     _, writer, _, far = await net.stream_pair()
     assert writer.get_extra_info("peername") == far.get_extra_info("sockname")
     assert writer.get_extra_info("nothing", 7) == 7
+
+
+async def test_facts_are_put_together_when_somebody_asks_for_one(net: Net):
+    """Not for asyncio, which asks each transport for its sslcontext."""
+    _, writer, _, _ = await net.stream_pair()
+    known = writer.transport._life.facts
+    assert writer.get_extra_info("nothing", 7) == 7 and known._known is None
+    assert writer.get_extra_info("fabric") == "rdma" and set(known.known()) == facts._NAMES
 
 
 @pytest.mark.not_on_siw("refuses queue pairs beyond some fifty")
