@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists that are executed without requests: which blocks are, that they are checked as requests are, and what stops them. */
 #include "pair.h"
+#include "base/page.h"
 #include "objects/qp.h"
 #include "processes.h"
 
 enum { MUCH = 64, LONG = 600 * 1024 };
 
 static enum memory server_memory;
+static bool server_has_hole; /* in the middle of it */
 
 static void serve(int fd)
 {
@@ -14,6 +16,8 @@ static void serve(int fd)
 
 	end_open(&end, &(struct end_options){.memory = server_memory});
 	memset(end.buffer, 'b', BUFFER);
+	if (server_has_hole)
+		munmap(end.buffer + BUFFER / 2, rn_page());
 	connect_over(&end, fd);
 	meet(fd);
 	meet(fd); /* its key is withdrawn */
@@ -137,16 +141,87 @@ static void whose_process_has_died(void)
 	end_close(&a);
 }
 
+static struct rn_counters counted(void)
+{
+	struct rn_counters counters;
+
+	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &counters), 0);
+	return counters;
+}
+
+/* The kernel copies many by one call. */
 static void memory_that_is_not_mapped(void)
 {
-	struct other other;
+	struct rn_block blocks[2 * MUCH], block;
+	struct rn_counters before, after;
 	struct address theirs;
-	struct rn_block block;
+	struct other other;
 
 	theirs = begin_server(&other, USER_MEMORY);
-	block = block_at(0, theirs.buffer, 8, theirs.rkey);
 	read_by_request(theirs);
+	meet(other.fd);
+	before = counted();
+	memset(a.buffer, 'a', BUFFER);
+	for (int i = 0; i < 2 * MUCH; i++)
+		blocks[i] = block_at(i * 100, theirs.buffer + (2 * MUCH - i) * 1000, 99, theirs.rkey);
+	blocks[9].length = 0;
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, 2 * MUCH), 2 * MUCH);
+	for (int i = 0; i < 2 * MUCH * 100; i++)
+		CHECK_EQ(a.buffer[i], i % 100 == 99 || i / 100 == 9 ? 'a' : 'b');
+	after = counted();
+	CHECK_EQ(after.syscalls - before.syscalls, 2);
+	CHECK_EQ(after.bytes_cma - before.bytes_cma, (2 * MUCH - 1) * 99);
+	CHECK_EQ(after.send_wrs - before.send_wrs, 2 * MUCH);
+	CHECK_EQ(rdmanet_soft_move(a.qp, IBV_WR_RDMA_READ, 0, blocks, MUCH, 3 * (99 + 1024)), 3);
+
+	memset(a.buffer, 'w', 99);
+	CHECK_EQ(move(IBV_WR_RDMA_WRITE, blocks, 1), 1);
+	block = block_at(BUFFER / 2, theirs.buffer + 2 * MUCH * 1000 - 1, 101, theirs.rkey);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 1);
+	for (int i = 0; i < 101; i++)
+		CHECK_EQ(a.buffer[BUFFER / 2 + i], i == 0 || i == 100 ? 'b' : 'w');
+
+	for (int i = 0; i < 8; i++)
+		blocks[i] = block_at(0, theirs.buffer, 200 * 1024, theirs.rkey);
+	blocks[4].length = 300 * 1024; /* the owner's engine helps with such as these */
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, 8), 4);
+	CHECK_EQ(counted().syscalls - after.syscalls, 3 + 4);
+	blocks[1].there = theirs.buffer + BUFFER;
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, 8), 1);
+	expect_nothing(a.cq);
+
+	meet(other.fd);
+	meet(other.fd);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0); /* its key is good no more */
+	CHECK_EQ(move(IBV_WR_RDMA_WRITE, &block, 1), 0);
+	meet(other.fd);
+	join(&other);
 	CHECK_EQ(move(IBV_WR_RDMA_READ, &block, 1), 0);
+	end_close(&a);
+}
+
+/* The blocks before it are done, and a request says what is wrong. */
+static void memory_with_a_hole(void)
+{
+	struct rn_block blocks[MUCH];
+	struct address theirs;
+	struct other other;
+
+	server_has_hole = true;
+	theirs = begin_server(&other, USER_MEMORY);
+	server_has_hole = false;
+	read_by_request(theirs);
+	for (int i = 0; i < MUCH; i++)
+		blocks[i] = block_at(i * 8, theirs.buffer, 8, theirs.rkey);
+	blocks[20].there += BUFFER / 2;
+	memset(a.buffer, 'a', BUFFER);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, MUCH), 20);
+	for (int i = 0; i < BUFFER; i++)
+		CHECK_EQ(a.buffer[i], i < 20 * 8 ? 'b' : 'a');
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks + 20, 1), 0);
+	CHECK_EQ(state_of(a.qp), IBV_QPS_RTS);
+	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_READ, 2, 0, 8, blocks[20].there, theirs.rkey), 0);
+	expect(a.cq, 2, IBV_WC_REM_ACCESS_ERR);
 	for (int i = 0; i < 4; i++)
 		meet(other.fd);
 	join(&other);
@@ -187,6 +262,30 @@ static void what_is_wrong(void)
 	CHECK_EQ(move(IBV_WR_RDMA_READ, &good, 1), 1);
 	expect_nothing(a.cq);
 	CHECK_EQ(ibv_dereg_mr(read_only), 0);
+	close_pair();
+}
+
+/* What was found for the block before is used for that key alone. */
+static void several_regions(void)
+{
+	struct rn_block blocks[MUCH];
+	struct ibv_mr *mr;
+
+	open_pair();
+	mr = ibv_reg_mr(a.pd, b.buffer + 4096, 8 * MUCH, ALL_ACCESS);
+	CHECK(mr);
+	for (int i = 0; i < MUCH; i++)
+		blocks[i] = block_at(i * 8, at_b(4096 + i * 8), 8, i % 3 ? mr->rkey : b.mr->rkey);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, MUCH), MUCH);
+	CHECK_EQ(a.buffer[8 * MUCH - 1], 'b');
+	CHECK_EQ(a.buffer[8 * MUCH], 'a');
+	blocks[4].there -= 40; /* b's buffer has it, and this region not */
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, MUCH), 4);
+	blocks[4].lkey = mr->lkey;
+	blocks[4].here = blocks[4].there = at_b(4096);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, MUCH), MUCH);
+	CHECK_EQ(ibv_dereg_mr(mr), 0);
+	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, MUCH), 1);
 	close_pair();
 }
 
@@ -260,7 +359,9 @@ int main(void)
 	RUN(between_processes);
 	RUN(whose_process_has_died);
 	RUN(memory_that_is_not_mapped);
+	RUN(memory_with_a_hole);
 	RUN(what_is_wrong);
+	RUN(several_regions);
 	RUN(behind_what_waits);
 	RUN(many_short_ones);
 	RUN(memory_that_goes_away);

@@ -83,6 +83,24 @@ static enum rn_copied copy(const struct other *other, struct rn_witness witness,
 	return copied;
 }
 
+/* The same as two blocks of a list. */
+static int copy_blocks(const struct other *other, struct rn_witness witness, bool to_remote)
+{
+	struct rn_peer peer = {.pid = other->pid, .witness = witness};
+	struct rn_counters count = {0};
+	struct rn_responder_ctx ctx = {.peer = &peer, .count = &count};
+	struct rn_far_list list = {
+		.count = 2,
+		.here = {[1] = {beside, LENGTH / 2}, [2] = {beside + LENGTH / 2, LENGTH / 2}},
+		.there = {[1] = {memory, LENGTH / 2}, [2] = {memory + LENGTH / 2, LENGTH / 2}},
+	};
+	int done = rn_respond_far(&ctx, &list, to_remote);
+
+	CHECK_EQ(count.bytes_cma, done * LENGTH / 2);
+	CHECK(count.syscalls <= 1);
+	return done;
+}
+
 static void program_of_the_link(void)
 {
 	struct other other = begin_with(true);
@@ -96,6 +114,12 @@ static void program_of_the_link(void)
 	CHECK_EQ(beside[LENGTH], 0);
 	memset(beside, OURS, LENGTH);
 	CHECK_EQ(copy(&other, witness, true, beside, memory), RN_COPIED);
+	CHECK_EQ(seen_there(&other), OURS);
+	memset(beside, THEIRS, LENGTH);
+	CHECK_EQ(copy_blocks(&other, witness, false), 2);
+	CHECK_EQ(beside[0], OURS);
+	CHECK_EQ(beside[LENGTH - 1], OURS);
+	CHECK_EQ(copy_blocks(&other, witness, true), 2);
 	CHECK_EQ(seen_there(&other), OURS);
 	/* Which of the two is missing? */
 	for (int to_remote = 0; to_remote < 2; to_remote++) {
@@ -117,7 +141,9 @@ static void another_program(void)
 	CHECK(witness.at);
 	memset(beside, OURS, LENGTH);
 	CHECK_EQ(copy(&other, witness, true, beside, memory), RN_COPY_LOST);
+	CHECK_EQ(copy_blocks(&other, witness, true), 0);
 	CHECK_EQ(seen_there(&other), THEIRS);
+	CHECK_EQ(copy_blocks(&other, witness, false), 0);
 	CHECK_EQ(copy(&other, witness, false, beside, memory), RN_COPY_LOST);
 	CHECK_EQ(beside[0], OURS);
 	finish_with(&other);
@@ -131,6 +157,7 @@ static void another_value(void)
 
 	witness.value ^= 1;
 	CHECK_EQ(copy(&other, witness, false, beside, memory), RN_COPY_LOST);
+	CHECK_EQ(copy_blocks(&other, witness, false), 0);
 	finish_with(&other);
 }
 
@@ -140,6 +167,7 @@ static void no_witness(void)
 	struct other other = begin_with(false);
 
 	CHECK_EQ(copy(&other, (struct rn_witness){0}, true, beside, memory), RN_COPY_ASKED);
+	CHECK_EQ(copy_blocks(&other, (struct rn_witness){0}, true), 0);
 	CHECK_EQ(seen_there(&other), THEIRS);
 	finish_with(&other);
 }

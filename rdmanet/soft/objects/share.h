@@ -22,6 +22,10 @@
  * owner's writes anything (base/witness.h).  Other READs that had the same witness are then carried by the requester alone.
  * A call that had found the witness already is in the kernel, where nobody is stopped: it gets RN_SHARE_UNDERWAY_NS more.
  *
+ * A READ of mapped memory is not carried by two.  Another thread makes it sooner only from 2 MiB on (Zen 4, two CPUs: 1 MiB
+ * 23 us either way, 4 MiB 62 us instead of 90, 64 MiB 2.7 ms instead of 3.4), takes a tenth to a third more of the
+ * processors' time, and one that others may need.
+ *
  * All of it is under the send lock of the requester's queue pair.
  */
 #pragma once

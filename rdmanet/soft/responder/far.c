@@ -3,8 +3,9 @@
  * Memory of the responder's process that is not mapped here: the kernel or the owner's engine copies.  And memory that is
  * mapped, but perhaps not there.
  *
- * process_vm_readv and process_vm_writev take one system call for each run.  If the kernel refuses them, it will always
- * do so, and from then on the owner's engine is asked: the request waits (RN_WAIT_OWNER) for its answer.
+ * process_vm_readv and process_vm_writev take one system call for each run, or for many blocks of a list.  If the kernel
+ * refuses them, it will always do so, and from then on the owner's engine is asked: the request waits (RN_WAIT_OWNER) for
+ * its answer.
  *
  * The kernel finds the memory by the owner's pid.  We may be stopped at any instruction, also right before the call, and
  * meanwhile the owner executes another program, or ends and its pid is another's.  So each call goes to the owner's
@@ -51,6 +52,30 @@ static int copy_by_kernel(struct rn_responder_ctx *ctx, char *here, const struct
 		length -= moved;
 	}
 	return 0;
+}
+
+int rn_respond_far(struct rn_responder_ctx *ctx, struct rn_far_list *list, bool to_remote)
+{
+	const struct rn_witness witness = ctx->no_cma || !ctx->peer ? (struct rn_witness){0} : ctx->peer->witness;
+	uint64_t mark = 0;
+	ssize_t moved;
+	int done = 0;
+
+	if (!witness.at)
+		return 0;
+	list->here[0] = (struct iovec){&mark, sizeof(mark)};
+	list->there[0] = (struct iovec){(void *)(uintptr_t)(witness.at + (to_remote ? 0 : RN_WITNESS_VALUE)), sizeof(mark)};
+	ctx->count->syscalls++;
+	moved = to_remote ? process_vm_writev(ctx->peer->pid, list->here, list->count + 1, list->there, list->count + 1, 0)
+			  : process_vm_readv(ctx->peer->pid, list->here, list->count + 1, list->there, list->count + 1, 0);
+	moved -= sizeof(mark);
+	if (moved < 0 || (!to_remote && mark != witness.value))
+		return 0;
+	for (; done < list->count && (size_t)moved >= list->here[done + 1].iov_len; done++) {
+		moved -= list->here[done + 1].iov_len;
+		ctx->count->bytes_cma += list->here[done + 1].iov_len;
+	}
+	return done;
 }
 
 bool rn_was_refused(struct rn_transfer *t)

@@ -33,7 +33,7 @@ enum { ANNOUNCE_BYTES = 4096 };
 /* Why a range of the responder's memory can't be used. */
 enum reach { REACH_OK, REACH_DENIED, REACH_FAULT, REACH_SEGMENT };
 
-static enum reach map_segment(struct rn_responder_ctx *ctx, uint32_t segment, uint64_t offset, struct rn_piece *piece)
+static enum reach map_segment(struct rn_responder_ctx *ctx, uint32_t segment, uint64_t offset, uint64_t length, char **at)
 {
 	if (unlikely(segment != ctx->segment)) {
 		size_t size;
@@ -51,9 +51,9 @@ static enum reach map_segment(struct rn_responder_ctx *ctx, uint32_t segment, ui
 		ctx->segment_base = base;
 		ctx->segment_size = size;
 	}
-	if (offset > ctx->segment_size || piece->length > ctx->segment_size - offset)
+	if (offset > ctx->segment_size || length > ctx->segment_size - offset)
 		return REACH_DENIED; /* the entry contradicts the file */
-	piece->at = ctx->segment_base + offset;
+	*at = ctx->segment_base + offset;
 	return REACH_OK;
 }
 
@@ -91,7 +91,9 @@ static enum reach reach(struct rn_responder_ctx *ctx, uint32_t pd, uint32_t key,
 		ctx->count->syscalls++;
 		return rn_mr_probe(base + at, length, access & ~(uint32_t)IBV_ACCESS_REMOTE_READ) ? REACH_OK : REACH_FAULT;
 	}
-	return kind == RN_MR_SEGMENT ? map_segment(ctx, READ_ONCE(mr->segment), READ_ONCE(mr->offset) + at, piece) : REACH_OK;
+	if (kind != RN_MR_SEGMENT)
+		return REACH_OK;
+	return map_segment(ctx, READ_ONCE(mr->segment), READ_ONCE(mr->offset) + at, length, &piece->at);
 }
 
 /* --- receives of this process, by private notes: shm/own.h -------------------------------------------------------- */
@@ -280,12 +282,37 @@ static enum rn_wait prepare_range(struct rn_responder_ctx *ctx, const struct rn_
 	return RN_WAIT_NOT;
 }
 
-char *rn_respond_mapped(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, uint64_t addr, uint32_t length)
+bool rn_respond_region(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, struct rn_region *region)
+{
+	uint32_t right = is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE, kind, qpn;
+	const struct rn_mr_entry *mr = rn_mr_find(ctx->mrs, rkey);
+
+	region->key = 0;
+	if (!is_permitted(ctx, right) || !mr || READ_ONCE(mr->pd) != ctx->pd || !(READ_ONCE(mr->access) & right))
+		return false;
+	region->iova = READ_ONCE(mr->iova);
+	region->length = READ_ONCE(mr->length);
+	region->at = NULL;
+	kind = READ_ONCE(mr->kind);
+	qpn = READ_ONCE(mr->qpn);
+	if (qpn && qpn != ctx->qpn && rn_guarded(RN_GUARD_WINDOW_QP))
+		return false;
+	if (ctx->self && (kind == RN_MR_USER || kind == RN_MR_SEGMENT))
+		region->at = (char *)(uintptr_t)READ_ONCE(mr->base);
+	else if (!ctx->self && kind == RN_MR_SEGMENT &&
+		 map_segment(ctx, READ_ONCE(mr->segment), READ_ONCE(mr->offset), region->length, &region->at) != REACH_OK)
+		return false;
+	if (region->at)
+		region->key = rkey;
+	return region->key;
+}
+
+bool rn_respond_range(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, uint64_t addr, uint32_t length,
+		      struct rn_piece *piece)
 {
 	uint32_t right = is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
-	struct rn_piece piece;
 
-	return is_permitted(ctx, right) && reach(ctx, ctx->pd, rkey, addr, length, right, &piece) == REACH_OK ? piece.at : NULL;
+	return is_permitted(ctx, right) && reach(ctx, ctx->pd, rkey, addr, length, right, piece) == REACH_OK;
 }
 
 /* RDMA WRITE, with or without immediate data, and READ. */

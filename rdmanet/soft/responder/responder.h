@@ -134,10 +134,32 @@ enum rn_wait rn_respond_prepare(struct rn_responder_ctx *ctx, const struct rn_re
 void rn_respond_finish(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t);
 /* The memory turned out to be gone: returns the status for the requester. */
 enum ibv_wc_status rn_respond_refuse(struct rn_responder_ctx *ctx, const struct rn_request *request, struct rn_transfer *t);
-/* For blocks that are copied without a request (requester/at_once.c).  Where this range is mapped here; NULL: as a request
- * it is refused, has to wait, or goes another way.  And, after RN_PIECE_BYTES of them: an owner that withdraws a key need
- * wait no longer, and every range is to be looked up again.  False: the responder is not there any more. */
-char *rn_respond_mapped(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, uint64_t addr, uint32_t length);
+
+/*
+ * For blocks that are copied without a request (requester/at_once.c).
+ *
+ *     region     all that a key is for, if it is mapped here
+ *     range      where one block is: piece->at, or else piece->far. False: a request for it is refused, or has to wait.
+ *     far        copy those that are not mapped here, by one system call. How many are done; of the others a request says
+ *                what is wrong
+ *     goes_on    after RN_PIECE_BYTES: an owner that withdraws a key need wait no longer, and every key is to be looked
+ *                up again. False: the responder is not there any more
+ */
+struct rn_region {
+	uint32_t key; /* 0: none */
+	uint64_t iova, length;
+	char *at;
+};
+bool rn_respond_region(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, struct rn_region *region);
+enum { RN_FAR_BLOCKS = 64 };
+struct rn_far_list {
+	int count;
+	struct iovec here[RN_FAR_BLOCKS + 1], there[RN_FAR_BLOCKS + 1]; /* the first one of each is the witness's */
+};
+bool rn_respond_range(struct rn_responder_ctx *ctx, bool is_read, uint32_t rkey, uint64_t addr, uint32_t length,
+		      struct rn_piece *piece);
+int rn_respond_far(struct rn_responder_ctx *ctx, struct rn_far_list *list, bool to_remote);
 bool rn_respond_goes_on(struct rn_responder_ctx *ctx);
+
 /* Execute it on mapped memory: add, or compare and swap. False: the memory is gone. */
 bool rn_respond_atomic(bool is_add, uint64_t compare_add, uint64_t swap, char *at, uint64_t *old);
