@@ -1160,6 +1160,7 @@ class FastPath:
         cls,
         connection: Connection,
         endpoint: bytes,
+        descriptors: type[Any],
         claimed: Callable[[bytes], Any],
         find: Callable[[int, int, bool], Any],
         at_once: int,
@@ -1173,7 +1174,6 @@ class FastPath:
         """Of ours that was used last."""
     def move(self, opcode: int, descriptor: Any, array: Any) -> Blocks | None: ...
     def fill(self, blocks: Blocks, pairs: list[Any]) -> tuple[Collection[bytes], Collection[Any]] | None: ...
-    def learn(self, encoded: bytes, descriptor: Any) -> None: ...
     def forget(self, grant: bytes) -> None: ...
 
 @final

@@ -20,6 +20,7 @@ from cpython.memoryview cimport (
     PyMemoryView_Check, PyMemoryView_FromMemory, PyMemoryView_FromObject, PyMemoryView_GET_BUFFER,
 )
 from cpython.number cimport PyNumber_Index
+from cpython.object cimport Py_TYPE, descrgetfunc
 from cpython.pythread cimport (
     NOWAIT_LOCK, WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
     PyThread_get_thread_ident, PyThread_release_lock, PyThread_type_lock,

@@ -82,7 +82,7 @@ cdef class Blocks:
         self.still_open()
         PyObject_GetBuffer(view, &c, PyBUF_SIMPLE)
         try:
-            self.append(<uint64_t>c.buf, address, <uint64_t>c.len, lkey, rkey)
+            self.append(<uint64_t>c.buf, address, <uint64_t>c.len, lkey, rkey, self.piece)
         finally:
             PyBuffer_Release(&c)
 
@@ -111,7 +111,8 @@ cdef class Blocks:
                     raise ValueError(f"{count} rows of {row_bytes} bytes are not {c.len} bytes")
                 self.reserve(count)
                 for i in range(count):
-                    self.append(<uint64_t>c.buf + i * row_bytes, address + index[i] * row_bytes, row_bytes, lkey, rkey)
+                    self.append(<uint64_t>c.buf + i * row_bytes, address + index[i] * row_bytes, row_bytes, lkey, rkey,
+                                self.piece)
             finally:
                 PyBuffer_Release(&c)
         finally:
@@ -135,30 +136,38 @@ cdef class Blocks:
         self.room = room
         return 0
 
-    cdef int append(self, uint64_t here, uint64_t there, uint64_t length, uint32_t lkey, uint32_t rkey) except -1:
-        return self.append_pieces(here, there, length, lkey, rkey, self.piece)
-
-    cdef int append_pieces(self, uint64_t here, uint64_t there, uint64_t length, uint32_t lkey, uint32_t rkey,
+    cdef inline int append(self, uint64_t here, uint64_t there, uint64_t length, uint32_t lkey, uint32_t rkey,
                            uint64_t piece) except -1:
         cdef block *last
-        cdef uint64_t part
         self.total += length
         if self.count and length:
             last = &self.blocks[self.count - 1]
             if (
-                last.here + last.length == here and last.there + last.length == there and last.lkey == lkey
+                last.there + last.length == there and last.here + last.length == here and last.lkey == lkey
                 and last.rkey == rkey and last.length + length <= self.at_once
             ):
                 last.length += <uint32_t>length
                 return 0
+        if length > piece or self.count == self.room:
+            return self.append_pieces(here, there, length, lkey, rkey, piece)
+        if length:
+            self.put(here, there, <uint32_t>length, lkey, rkey)
+        return 0
+
+    cdef int append_pieces(self, uint64_t here, uint64_t there, uint64_t length, uint32_t lkey, uint32_t rkey,
+                           uint64_t piece) except -1:
+        cdef uint64_t part
         while length:
             part = min(length, piece)
             self.reserve(1)
-            last = &self.blocks[self.count]
-            last.here, last.there, last.length, last.lkey, last.rkey = here, there, <uint32_t>part, lkey, rkey
-            self.count += 1
+            self.put(here, there, <uint32_t>part, lkey, rkey)
             here, there, length = here + part, there + part, length - part
         return 0
+
+    cdef inline void put(self, uint64_t here, uint64_t there, uint32_t length, uint32_t lkey, uint32_t rkey) noexcept:
+        cdef block *last = &self.blocks[self.count]
+        last.here, last.there, last.length, last.lkey, last.rkey = here, there, length, lkey, rkey
+        self.count += 1
 
     # -- its way ---------------------------------------------------------------------------------------------
 

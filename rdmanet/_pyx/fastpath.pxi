@@ -11,12 +11,25 @@
 # A few MiB are moved in several turns of the loop, as lists are, and what is longer by the device's thread.
 #
 # Only the embedded device has it for single requests. An adapter completes nothing while it is posted.
+#
+# In a list of short blocks, to look at each descriptor would take as long as its block. So what is said by one that is
+# bytes is kept. And one that is an object is asked by the getters of its class, of which `Descriptor.offset` is one:
+# Python would look it up again at each access.
 
 cdef enum:
     READ_RIGHT = verbs.IBV_ACCESS_REMOTE_READ
     WRITE_RIGHT = verbs.IBV_ACCESS_REMOTE_WRITE
-    KNOWN_MOST = 256                # descriptors
+    KNOWN_MOST = 1 << 14            # descriptors that are bytes: a list has 10,000
     FEW_AT_ONCE = 8                 # so many chains are moved in turns of the loop: to wake another thread takes longer
+
+
+@cython.final
+cdef class _Said:
+    """What a descriptor says, of the peer's memory."""
+
+    cdef object grant, mode
+    cdef uint64_t offset, nbytes
+    cdef bint reads, writes
 
 
 @cython.final
@@ -25,6 +38,7 @@ cdef class FastPath:
 
     :param connection: it goes by this one
     :param endpoint: whose descriptors it takes
+    :param descriptors: their class, whose `from_bytes` decodes them
     :param claimed: gives the peer's memory of a grant (an OfferedMemory), or None
     :param find: gives memory that is registered here (a Memory) by an address, a length, and whether it is written to;
         or None
@@ -37,8 +51,13 @@ cdef class FastPath:
     cdef Sender connection
     cdef object endpoint, claimed, find
     cdef uint64_t at_once, piece
-    cdef dict known                 # what descriptors say, by their bytes
     cdef bint executes              # the device executes requests while they are posted
+
+    cdef object descriptors
+    cdef dict known                 # what they say, by their bytes
+    cdef _Said last                  # what the last one said that was no bytes
+    cdef descrgetfunc get           # how their attributes are got, by these
+    cdef object endpoint_of, grant_of, mode_of, offset_of, nbytes_of
 
     cdef readonly object grant
     cdef object region              # a RemoteRegion
@@ -51,15 +70,24 @@ cdef class FastPath:
     cdef uint32_t lkey
     cdef bint is_readonly
 
-    def __cinit__(self, Sender connection not None, endpoint, claimed, find, uint64_t at_once, uint64_t piece):
+    def __cinit__(self, Sender connection not None, endpoint, descriptors, claimed, find,
+                  uint64_t at_once, uint64_t piece):
         self.connection = connection
         self.endpoint = endpoint
+        self.descriptors = descriptors
         self.claimed = claimed
         self.find = find
         self.known = {}
+        self.last = _Said.__new__(_Said)
         self.at_once = at_once
         self.piece = piece
         self.executes = connection.engine.pd.context.library.embedded_device
+        self.endpoint_of, self.grant_of = descriptors.endpoint, descriptors.grant
+        self.mode_of, self.offset_of, self.nbytes_of = descriptors.mode, descriptors.offset, descriptors.nbytes
+        self.get = Py_TYPE(self.endpoint_of).tp_descr_get
+        for each in (self.grant_of, self.mode_of, self.offset_of, self.nbytes_of):
+            if self.get == NULL or Py_TYPE(each).tp_descr_get != self.get:
+                raise TypeError(f"{descriptors!r} has no getters")
 
     def move(self, int opcode, descriptor, array):
         """Read or write one block, which has begun when this returns: a Blocks, mostly `done`.
@@ -70,7 +98,10 @@ cdef class FastPath:
         if not self.executes or not self.connection.writable:   # it is being closed
             return None
         blocks = Blocks.__new__(Blocks, None, opcode, self.at_once, self.piece)
-        if not self.add(blocks, descriptor, array):
+        try:
+            if not self.add(blocks, descriptor, array) or not self.is_there():
+                return None
+        except (TypeError, OverflowError, BufferError, ValueError):
             return None
         blocks.go_on_at_once(self.connection)
         blocks.is_to_await = not blocks.done or self.connection.engine.turn_is_over()
@@ -84,22 +115,23 @@ cdef class FastPath:
         cdef dict grants = {}
         cdef set memories = set()
         grant = memory = None
-        for descriptor, array in pairs:
-            if not self.add(blocks, descriptor, array):
+        blocks.reserve(len(pairs))
+        try:
+            for descriptor, array in pairs:
+                if not self.add(blocks, descriptor, array):
+                    return None
+                if self.grant is not grant or self.memory is not memory:
+                    if not self.is_there():
+                        return None
+                    grant, memory = self.grant, self.memory
+                    grants[grant] = None
+                    memories.add(memory)
+        except (TypeError, OverflowError, BufferError, ValueError):
+            return None
+        for memory in memories:     # an array may run a program's code when it is looked at
+            if memory.is_closed:
                 return None
-            if self.grant is not grant:
-                grant = self.grant
-                grants[grant] = None
-            if self.memory is not memory:
-                memory = self.memory
-                memories.add(memory)
         return grants, memories
-
-    def learn(self, bytes encoded not None, descriptor):
-        """These bytes are that descriptor."""
-        if len(self.known) >= KNOWN_MOST:
-            self.known.clear()
-        self.known[encoded] = descriptor
 
     def forget(self, grant):
         """The peer's memory of this grant is not to be used any more."""
@@ -109,56 +141,79 @@ cdef class FastPath:
     # -- one block -------------------------------------------------------------------------------------------
 
     cdef bint add(self, Blocks blocks, descriptor, array) except -1:
+        """Add a block of what is known, whose end is to be looked at by `is_there`.
+
+        Returns False, or raises what its callers catch, if a descriptor or an array is none, or not as it must be.
+        """
         cdef bint reads = blocks.opcode == verbs.IBV_WR_RDMA_READ
-        cdef uint64_t offset, nbytes, here
+        cdef _Said said
+        cdef uint64_t here, length
         cdef Py_buffer c
         cdef bint few
-        if type(descriptor) is bytes:
-            descriptor = self.known.get(descriptor)
-            if descriptor is None:
-                return False
-        try:
-            endpoint = descriptor.endpoint
-            if endpoint is not self.endpoint and endpoint != self.endpoint:
-                return False
-            if ("r" if reads else "w") not in descriptor.mode:
-                return False
-            offset = descriptor.offset
-            nbytes = descriptor.nbytes
-            grant = descriptor.grant
-            PyObject_GetBuffer(array, &c, PyBUF_WRITABLE if reads else PyBUF_SIMPLE)
-        except (AttributeError, TypeError, OverflowError, BufferError, ValueError):
+        said = self.look(descriptor)
+        if said is None or not (said.reads if reads else said.writes):
             return False
-        here = <uint64_t>c.buf
-        if nbytes == 0 or <uint64_t>c.len != nbytes:
-            PyBuffer_Release(&c)
-            return False
+        PyObject_GetBuffer(array, &c, PyBUF_WRITABLE if reads else PyBUF_SIMPLE)
+        here, length = <uint64_t>c.buf, <uint64_t>c.len
         PyBuffer_Release(&c)    # whoever calls has the array, and its registered memory holds an export
-        if not self.has_theirs(grant, reads, offset, nbytes) or not self.has_ours(here, nbytes, reads):
+        if length == 0 or length != said.nbytes:
             return False
-        few = self.executes and blocks.total + nbytes <= FEW_AT_ONCE * self.at_once
-        blocks.append_pieces(here, self.address + offset, nbytes, self.lkey, self.rkey,
-                             self.at_once if few else self.piece)
+        if not self.has_theirs(said, reads) or not self.has_ours(here, said.nbytes, reads):
+            return False
+        few = self.executes and blocks.total + said.nbytes <= FEW_AT_ONCE * self.at_once
+        blocks.append(here, self.address + said.offset, said.nbytes, self.lkey, self.rkey,
+                      self.at_once if few else self.piece)
         return True
 
-    cdef bint has_theirs(self, grant, bint reads, uint64_t offset, uint64_t nbytes) except -1:
+    cdef _Said look(self, descriptor):
+        """What a descriptor says; None: it is of another endpoint's memory."""
+        cdef _Said said
+        if type(descriptor) is bytes:
+            said = <_Said>self.known.get(descriptor)
+            if said is None:
+                said = self.read(self.descriptors.from_bytes(descriptor), _Said.__new__(_Said))
+                if len(self.known) >= KNOWN_MOST:
+                    self.known.clear()
+                if said is not None:
+                    if said.grant == self.grant:
+                        said.grant = self.grant     # which the next one then has, too
+                    self.known[descriptor] = said
+            return said
+        return self.read(descriptor, self.last) if type(descriptor) is self.descriptors else None
+
+    cdef _Said read(self, descriptor, _Said said):
+        endpoint = self.get(self.endpoint_of, descriptor, self.descriptors)
+        if endpoint is not self.endpoint:
+            if endpoint != self.endpoint:
+                return None
+            self.endpoint = endpoint    # the next one mostly has this object, too
+        mode = self.get(self.mode_of, descriptor, self.descriptors)
+        if mode is not said.mode:
+            said.reads, said.writes = "r" in mode, "w" in mode
+            said.mode = mode
+        said.grant = self.get(self.grant_of, descriptor, self.descriptors)
+        said.offset = self.get(self.offset_of, descriptor, self.descriptors)
+        said.nbytes = self.get(self.nbytes_of, descriptor, self.descriptors)
+        return said
+
+    cdef bint has_theirs(self, _Said said, bint reads) except -1:
         """The peer's memory of a grant is here, and has these bytes for this."""
-        if self.grant is None or (grant is not self.grant and grant != self.grant):
-            remote = self.claimed(grant)
-            if remote is None:
-                return False
-            self.grant, self.region = grant, remote._region
-            self.address, self.length, self.rkey, self.access = (
-                remote.address, remote.length, remote.rkey, remote.access)
+        if said.grant is not self.grant:
+            if self.grant is None or said.grant != self.grant:
+                remote = self.claimed(said.grant)
+                if remote is None:
+                    return False
+                self.region = remote._region
+                self.address, self.length, self.rkey, self.access = (
+                    remote.address, remote.length, remote.rkey, remote.access)
+            self.grant = said.grant
         return (
-            not self.region.revoked and self.access & (READ_RIGHT if reads else WRITE_RIGHT)
-            and offset <= self.length and nbytes <= self.length - offset
+            self.access & (READ_RIGHT if reads else WRITE_RIGHT)
+            and said.offset <= self.length and said.nbytes <= self.length - said.offset
         )
 
     cdef bint has_ours(self, uint64_t address, uint64_t nbytes, bint reads) except -1:
         """These bytes are in memory that is registered here."""
-        if self.memory is not None and self.memory.is_closed:
-            self.memory = None
         if self.memory is None or address < self.start or address + nbytes > self.end or (reads and self.is_readonly):
             self.memory = self.find(address, nbytes, reads)
             if self.memory is None:
@@ -168,3 +223,9 @@ cdef class FastPath:
             self.lkey = self.memory.registered.region_in(self.connection.engine.pd).lkey
             self.is_readonly = self.memory.is_readonly
         return True
+
+    cdef bint is_there(self) except -1:
+        """What was used last has not ended, at either end."""
+        if self.memory.is_closed:
+            self.memory = None
+        return self.memory is not None and not self.region.revoked

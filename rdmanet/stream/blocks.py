@@ -65,11 +65,12 @@ def new_list(future: asyncio.Future[None] | None, opcode: int) -> Blocks:
 def fast_path(
     connection: Connection,
     endpoint: bytes,
+    descriptors: type[Any],
     claimed: Callable[[bytes], Any],
     find: Callable[[int, int, bool], Any],
 ) -> FastPath:
-    """What a connection reads and writes at once."""
-    return FastPath(connection, endpoint, claimed, find, AT_ONCE_BYTES, PIECE_BYTES)
+    """What a connection reads and writes at once, by descriptors of this class, of this endpoint's memory."""
+    return FastPath(connection, endpoint, descriptors, claimed, find, AT_ONCE_BYTES, PIECE_BYTES)
 
 
 def numbers_of(indices: Iterable[SupportsIndex]) -> memoryview | array.array[int]:

@@ -32,6 +32,7 @@ from rdmanet.stream.bindings import State
 from rdmanet.stream.blocks import fast_path
 from rdmanet.stream.peer_memory import OfferedMemory
 from rdmanet.stream.rdma_transport import RdmaTransport
+from rdmanet.tensors.descriptor import Descriptor
 from rdmanet.tensors.memory import SETTLE_S
 from rdmanet.tensors.messages import (
     VERSION,
@@ -325,7 +326,7 @@ class Dialled(Link):
 
     def open_fast_path(self, endpoint: bytes, find: Callable[[int, int, bool], Memory | None]) -> None:
         """The peer is this endpoint, and our registered memory is found so."""
-        self.fast = fast_path(self.regions.connection, endpoint, self.claimed, find)
+        self.fast = fast_path(self.regions.connection, endpoint, Descriptor, self.claimed, find)
 
     # -- claims ----------------------------------------------------------------------------------------------
 

@@ -243,8 +243,6 @@ class Peer:
 
     def _described(self, call: str, needed: str, descriptor: Described) -> Descriptor:
         described = descriptor if isinstance(descriptor, Descriptor) else Descriptor.from_bytes(descriptor)
-        if type(descriptor) is bytes and self._link is not None and self._link.fast is not None:
-            self._link.fast.learn(descriptor, described)
         if described.endpoint != self.address.endpoint:
             raise DescriptorError(
                 f"{call}: the descriptor is of memory of {of_another(described.endpoint, self.address.endpoint)}"

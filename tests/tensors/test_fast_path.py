@@ -11,7 +11,7 @@ from places import IS_FAR
 import rdmanet
 from rdmanet import tensors
 from rdmanet._core import Blocks
-from rdmanet.stream.blocks import Lists
+from rdmanet.stream.blocks import Lists, new_list
 from rdmanet.tensors import link
 from rdmanet.tensors.link import Dialled
 from rdmanet.tensors.peer import Peer
@@ -293,6 +293,53 @@ async def test_many_descriptors_are_not_kept(
             for _ in range(2):
                 await peer.read(bytes(whole[at : at + 1]), into=mine)
                 assert mine[0] == at % 256
+
+
+async def test_a_list_of_descriptors_that_are_bytes(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer
+):
+    """They go the fast path from the first time on, however many they are; one that is none goes the other."""
+    theirs, mine = bytearray(range(256)) * 8, bytearray(2048)
+    view = memoryview(mine)
+    async with owner.register(theirs) as memory, user.register(mine):
+        whole = tensors.Descriptor.from_bytes(memory.describe())
+        await peer.read(whole, into=mine)
+        assert isinstance(peer._link, Dialled) and peer._link.fast is not None
+        mine[:] = bytes(2048)
+        pairs = [(bytes(whole[at : at + 1]), view[at : at + 1]) for at in range(2047, -1, -1)]
+        assert peer._link.fast.fill(new_list(None, 4), list(pairs)) is not None
+        await peer.read_many(pairs)
+        assert mine == theirs
+        for wrong, error in ((b"none", tensors.DescriptorError), (bytes(whole), ValueError)):
+            pairs[1000] = (wrong, view[:1])
+            assert peer._link.fast.fill(new_list(None, 4), list(pairs)) is None
+            with pytest.raises(error):
+                await peer.read_many(pairs)
+        view.release()
+        del pairs
+
+
+async def test_a_list_after_the_end_of_what_was_used(
+    owner: tensors.Endpoint, user: tensors.Endpoint, peer: tensors.Peer
+):
+    """Of our memory and of theirs, in lists as in single operations."""
+    theirs, mine = numpy.ones((4, 16), "u1"), numpy.zeros((4, 16), "u1")
+    async with owner.register(theirs) as memory:
+        described = tensors.Descriptor.from_bytes(memory.describe())
+        pairs = [(described[at : at + 1], mine[at]) for at in (2, 0, 3, 1)]
+        async with user.register(mine):
+            for _ in range(2):
+                await peer.read_many(pairs)
+            assert mine.all()
+        mine[:] = 0
+        await peer.read_many(pairs)
+        assert mine.all()
+        async with user.register(mine):
+            await peer.read_many(pairs)
+            await memory.revoke()
+            with pytest.raises(rdmanet.RegionRevokedError):
+                await peer.read_many(pairs)
+    assert peer.statistics()["connections"] == 1
 
 
 async def test_a_list_that_has_an_error_tells_whoever_has_begun_it(peer: tensors.Peer):
