@@ -6,9 +6,9 @@ Two processes of this host on uvloop, each on a CPU of its own. A call takes byt
 takes a large memoryview and returns its length (argument), or returns a large one into memory of the caller (result).
 `streams` writes and reads the same bytes without any message around them. Small calls are made one after another, 32
 and 256 at a time. KIND is one of rpc, rpc-tcp, rpc-unix, streams, and, over a Unix socket, grpc.aio, grpclib, pycapnp
-and thriftpy2, where they are installed; all by default. Two tables have medians of turns, in which the kinds alternate:
-the time of a call, and the CPU time of both processes together; "-" is what is left out. It ends with how many
-functions of Python run for a call of 64 B.
+and thriftpy2, and ray (calls of an actor), where they are installed; all by default. Two tables have medians of turns,
+in which the kinds alternate: the time of a call, and the CPU time of both processes together; "-" is what is left out.
+It ends with how many functions of Python run for a call of 64 B.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ async def client(kind: str, where: str, case: str, server: int, quick: bool) -> 
     size, at_a_time, count = CASES[case]
     async with connected(kind, where, size, case.endswith("result")) as call:
         count = max(at_a_time, count // 10) if quick else count
+        server = int(Path(where).read_text()) if kind == "ray" else server  # which it has begun
         print(*await measure(call, at_a_time, count, [os.getpid(), server]))
 
 

@@ -6,6 +6,9 @@ calls at a time take as many connections. 64 MiB take it a quarter of a minute, 
 
 `serve_*` returns what has to be kept; `connect_*` gives the one method, which returns what it gets, or the length of
 what is large, or as many bytes as the request says.
+
+Ray's calls are those of a driver to an actor of its node. The CPU time of these two processes is counted, and not that
+of Ray's own.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import asyncio
 import contextlib
 import functools
 import io
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -207,11 +211,46 @@ async def connect_thriftpy2(path: str) -> AsyncIterator[Method]:
         client.close()
 
 
+# ---- Ray's actors -------------------------------------------------------------------------------------------
+
+
+class Actor:
+    """Ray starts its process, on the CPUs of the driver: it takes another one."""
+
+    async def begin(self) -> int:
+        others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
+        os.sched_setaffinity(0, others or os.sched_getaffinity(0))
+        return os.getpid()
+
+    async def echo(self, request: bytes) -> bytes:
+        return answer(request)
+
+
+async def serve_ray(path: str) -> Any:
+    """The client begins all of Ray."""
+
+
+@contextlib.asynccontextmanager
+async def connect_ray(path: str) -> AsyncIterator[Method]:
+    import ray
+
+    ray.init(num_cpus=1, object_store_memory=1 << 30, include_dashboard=False, logging_level="error")
+    actor = ray.remote(Actor).remote()
+    Path(path).write_text(str(await actor.begin.remote()))
+
+    async def method(request: bytes) -> bytes:
+        return await actor.echo.remote(request)  # type: ignore[no-any-return]
+
+    yield method
+    ray.shutdown()
+
+
 PEERS = {
     "grpc.aio": (serve_grpc_aio, connect_grpc_aio),
     "grpclib": (serve_grpclib, connect_grpclib),
     "pycapnp": (serve_pycapnp, connect_pycapnp),
     "thriftpy2": (serve_thriftpy2, connect_thriftpy2),
+    "ray": (serve_ray, connect_ray),
 }
 
 MOST_BYTES = {"thriftpy2": 4 << 20}
@@ -225,5 +264,6 @@ def lacks(kind: str) -> str | None:
     try:
         importlib.import_module({"pycapnp": "capnp"}.get(kind, kind))
     except ImportError as exc:
-        return f"{kind} is not measured ({exc}): make bench-rpc installs it"
+        how = "pip install ray" if kind == "ray" else "make bench-rpc installs it"
+        return f"{kind} is not measured ({exc}): {how}"
     return None
