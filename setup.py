@@ -16,6 +16,7 @@ import runpy
 from glob import glob
 
 from Cython.Build import cythonize
+from Cython.Compiler import Options
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
@@ -71,12 +72,16 @@ clang_cflags = [
 clang_generated_cflags = [
     "-Os",
     "-mllvm",
-    "-inlinehint-threshold=150",  # instead of 325
+    "-inlinehint-threshold=100",  # instead of 325
     "-DCYTHON_COMPRESS_STRINGS=0",
     "-DCYTHON_UNPACK_METHODS=0",
     "-DCYTHON_SMALL_CODE=__attribute__((minsize))",
 ]
-clang_smallest_cflags = ["-Xclang", "-Oz"]  # `zig cc` takes -Oz for -Os
+clang_smallest_cflags = [
+    *("-Xclang", "-Oz"),  # `zig cc` takes -Oz for -Os
+    "-DCYTHON_USE_PYLONG_INTERNALS=0",
+    "-DCYTHON_USE_FREELISTS=0",
+]
 abi_headers = [*glob("rdmanet/abi/*.h"), "rdmanet/abi/bus_error.c"]  # the device includes that one
 cython_faces = [
     path for folder in ("", "wire/", "stream/", "rpc/") for path in glob(f"rdmanet/{folder}*.pxd")
@@ -91,15 +96,13 @@ SMALL = ("rdmanet.protocol", "rdmanet.rpc.", "rdmanet.stream.")
 # What each frame, or each call of rpc, takes most of its instructions in. clang makes all the rest as small as it can.
 BUSIEST = (
     "rdmanet._core",
-    "rdmanet.credit",
-    "rdmanet.rpc.callee",
-    "rdmanet.rpc.channel",
-    "rdmanet.rpc.executing",
     "rdmanet.rpc.first_steps",
     "rdmanet.rpc.framing",
     "rdmanet.rpc.messenger",
     "rdmanet.rpc.unary",
 )
+# Who calls `help()` on a public name reads the docstring there. Those of all other modules are in their sources only.
+DOCUMENTED = ("rdmanet._core", "rdmanet.rpc.stats")
 # Python modules that are compiled, too: each has a .pxd with its C types.
 compiled_python = sorted(
     stem.replace("/", ".") for stem, _ in map(os.path.splitext, cython_faces) if os.path.exists(f"{stem}.py")
@@ -222,14 +225,22 @@ files = Extension(
     extra_link_args=["-pthread", "-ldl", "-Wl,-soname,librdmanet_files.so"],
 )
 
+
+def translated(modules, docstrings):
+    """The modules, with their C written."""
+    Options.docstrings = docstrings
+    return cythonize(
+        modules,
+        compiler_directives=directives,
+        shared_utility_qualified_name=SHARED,
+        shared_utility_features_disabled=["MemoryView"],  # 40 KB, compressed, that nobody uses
+    )
+
+
 setup(
     ext_modules=[
-        *cythonize(
-            modules,
-            compiler_directives=directives,
-            shared_utility_qualified_name=SHARED,
-            shared_utility_features_disabled=["MemoryView"],  # 40 KB, compressed, that nobody uses
-        ),
+        *translated([module for module in modules if module.name not in DOCUMENTED], docstrings=False),
+        *translated([module for module in modules if module.name in DOCUMENTED], docstrings=True),
         device,
         files,
     ],
