@@ -141,6 +141,82 @@ static void whose_process_has_died(void)
 	end_close(&a);
 }
 
+enum { ROUNDS = 50, TURNS = 64, WRITTEN = BUFFER / MUCH };
+
+static struct {
+	uint64_t at;
+	uint32_t rkey;
+} offered;
+
+/* Withdraw the key while it is in use. From then on nobody writes to the memory. Who has got no CPU for so long that it is
+ * not waited for finishes its piece. */
+static void withdraw(int fd)
+{
+	int memory = memfd_create("withdrawn", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	char seen[MUCH], mark, *at;
+	bool is_put_aside;
+	struct end end;
+
+	end_open(&end, &(struct end_options){0});
+	connect_over(&end, fd);
+	CHECK(memory >= 0 && !ftruncate(memory, BUFFER) && !fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
+	at = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+	CHECK(at != MAP_FAILED);
+	for (int round = 0; round < ROUNDS; round++) {
+		struct ibv_mr *mr = server_memory == DEVICE_MEMORY
+					    ? ibv_reg_dmabuf_mr(end.pd, 0, BUFFER, (uintptr_t)at, memory, ALL_ACCESS)
+					    : ibv_reg_mr(end.pd, at, BUFFER, ALL_ACCESS);
+
+		CHECK(mr);
+		offered.at = (uintptr_t)at;
+		offered.rkey = mr->rkey;
+		tell(fd, &offered, sizeof(offered));
+		CHECK(hear(fd, &mark, 1)); /* it writes */
+		CHECK_EQ(ibv_dereg_mr(mr), 0);
+		is_put_aside = rdmanet_soft_quarantined();
+		for (int i = MUCH; i--;)
+			seen[i] = READ_ONCE(at[i * WRITTEN]);
+		CHECK(hear(fd, &mark, 1)); /* it has been refused */
+		for (int i = 0; i < MUCH; i++)
+			CHECK(seen[i] == at[i * WRITTEN] || (is_put_aside && seen[i] % TURNS + 1 == at[i * WRITTEN]));
+	}
+	_exit(0);
+}
+
+static void try_while_it_is_withdrawn(enum memory memory)
+{
+	struct rn_block *blocks = calloc(TURNS * MUCH, sizeof(*blocks));
+	struct other other;
+	char mark = 'm';
+
+	CHECK(blocks);
+	server_memory = memory;
+	other = spawn(withdraw);
+	end_open(&a, &(struct end_options){0});
+	connect_over(&a, other.fd);
+	for (int i = 0; i < BUFFER; i++)
+		a.buffer[i] = i % 251;
+	for (int round = 0; round < ROUNDS; round++) {
+		CHECK(hear(other.fd, &offered, sizeof(offered)));
+		read_by_request((struct address){.buffer = offered.at, .rkey = offered.rkey});
+		for (int i = 0; i < TURNS * MUCH; i++)
+			blocks[i] = block_at(1 + i / MUCH, offered.at + i % MUCH * WRITTEN, WRITTEN, offered.rkey);
+		tell(other.fd, &mark, 1);
+		while (rdmanet_soft_move(a.qp, IBV_WR_RDMA_WRITE, 0, blocks, TURNS * MUCH, UINT64_MAX))
+			;
+		tell(other.fd, &mark, 1);
+	}
+	join(&other);
+	end_close(&a);
+	free(blocks);
+}
+
+static void a_key_that_is_withdrawn_meanwhile(void)
+{
+	try_while_it_is_withdrawn(DEVICE_MEMORY);
+	try_while_it_is_withdrawn(USER_MEMORY);
+}
+
 static struct rn_counters counted(void)
 {
 	struct rn_counters counters;
@@ -358,6 +434,7 @@ int main(void)
 	RUN(within_a_process);
 	RUN(between_processes);
 	RUN(whose_process_has_died);
+	RUN(a_key_that_is_withdrawn_meanwhile);
 	RUN(memory_that_is_not_mapped);
 	RUN(memory_with_a_hole);
 	RUN(what_is_wrong);
