@@ -49,6 +49,8 @@ LINE_BYTES_MOST = 1 << 19
 ANSWER_BYTES_MOST = 64 << 20
 ROW_BYTES = 64
 """So much of it a connection counts for, also if it says nothing but what others say."""
+NUMBER_BYTES = 2
+"""And so much each number of its counters."""
 _NAMES_MOST = 1 << 16
 _NAME_MOST = 40
 _NUMBER_MOST = (1 << 64) - 1
@@ -280,7 +282,7 @@ class _Asked:
             raise ValueError("it has a name for a number that is too long")
         if said.columns is not None:
             block = checked_block(Block(counters, said.count, [*said.columns], said.numbers))
-            self._count += ROW_BYTES * block.count
+            self._count += block.count * (ROW_BYTES + NUMBER_BYTES * len(block.numbers))
             self._check_size()
             self.answer.connections.blocks.append(block)
         self.answer.calls += map(_checked_calls, said.calls)

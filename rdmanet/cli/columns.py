@@ -20,6 +20,8 @@ from rdmanet.base.onlookers import ROWS_MOST
 from rdmanet.protocol import State
 
 TEXT_MOST = 300
+NUMBERS_MOST = 1 << 16
+"""Of counters that a line says, of all its connections: one that is said once is that of each of them."""
 _HOST_MOST = 64
 _DEVICE_MOST = 64
 _Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -153,6 +155,8 @@ def checked_block(block: Block) -> Block:
         raise ValueError("it says more of some connections than of others, or of too many in a line")
     if len(block.numbers) not in (0, len(block.counters)):
         raise ValueError("it says more numbers than names for them, or fewer")
+    if block.count * len(block.numbers) > NUMBERS_MOST:
+        raise ValueError(f"it says more than {NUMBERS_MOST} numbers in a line")
     for at, words in _WORDS_AT.items():
         if not words.issuperset(_values(block.columns[at])):
             raise ValueError("it says of a connection what makes no sense")

@@ -130,6 +130,20 @@ def test_a_line_of_few_bytes_counts_for_its_connections(monkeypatch):
     assert "its answer has more than" in answer.failed and not len(answer.connections)
 
 
+def numbers_of_all(counters: int) -> bytes:
+    """A line of a few bytes for each counter, which says its number of as many connections as a line may tell of."""
+    names = b",".join(b'"%x"' % number for number in range(counters))
+    many = (CONNECTION % b"").replace(b'"count":1', b'"count":%d' % onlookers.ROWS_MOST)
+    return many.replace(b'"a"', names).replace(b"[5]", b"[%b]" % b",".join([b"5"] * counters))
+
+
+def test_a_number_of_all_connections_counts_for_each(monkeypatch):
+    monkeypatch.setattr(asking, "ANSWER_BYTES_MOST", 200 * asking.ROW_BYTES)
+    with Liar(HEAD + numbers_of_all(100), os.getpid()):
+        [answer] = [answer for answer in asking.ask_all() if answer.pid == os.getpid()]
+    assert "its answer has more than" in answer.failed and not len(answer.connections)
+
+
 @pytest.mark.parametrize(
     "name", ["__init__", "__slots__", "__class__", "__del__", "__annotations__", "mro", "self"]
 )
@@ -245,6 +259,7 @@ LIES = {
         HEAD + (CONNECTION % b"").replace(b"127.0.0.1", b"fe80::1%" + b"x" * 60, 1),
         "an address that is too long",
     ),
+    "more numbers than anybody has": (HEAD + numbers_of_all(513), "more than 65536 numbers in a line"),
     "a long name": (
         HEAD + (CONNECTION % b"").replace(b'"a"', b'"' + b"x" * 41 + b'"'),
         "a name for a number that is too long",
