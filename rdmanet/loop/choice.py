@@ -294,8 +294,15 @@ class Chooser:
             return self._choose(*chance.asked, for_itself=True)
         return Chance(None, chance.reason, place=place, asked=chance.asked)
 
-    def keep(self, chance: Chance, place: doors.Place | None, way: tuple[LoopContext, StreamConfig]) -> None:
-        """There is a connection where a door has led, by the embedded device, and this is how it was made."""
+    def keep(
+        self, chance: Chance, place: doors.Place | None, way: tuple[LoopContext, StreamConfig], peers: Peers
+    ) -> None:
+        """There is a connection where a door has led, by the embedded device, and this is how it was made.
+
+        :param peers: of the settings by which it was made. If there are others now, it is no example for them
+        """
+        if peers is not self._peers:
+            return
         if chance.asked is None or chance.place is not None or place is None or not place.listener:
             return
         if len(self._kept) >= _PEERS_KEPT:

@@ -105,6 +105,7 @@ class Wanted:
 class Attempt:
     """One attempt at an RDMA connection, whose protocol is made only if nobody has given it up.
 
+    :ivar settings: those of the loop when the program has called
     :ivar is_made: the program's factory was called: there is no way back to TCP
     :ivar protocol: what was made for the transport, which may have another by the time that connect() returns
     :ivar limit: it ends the attempt, unless the protocol is made before
@@ -124,7 +125,7 @@ class Attempt:
     _inquiry: Inquiry | None = None
 
     def __init__(self, base: Base, settings: Settings, chooser: Chooser, wanted: Wanted) -> None:
-        self._base, self._settings, self._chooser, self._wanted = base, settings, chooser, wanted
+        self._base, self.settings, self._chooser, self._wanted = base, settings, chooser, wanted
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """What the transport has for a factory."""
@@ -162,7 +163,7 @@ class Attempt:
         if way is not None and not way[0].closed:
             return await self._connect_by(*way, address)
         failure: OSError = ConnectionRefusedError("no RDMA device reaches it")
-        config = self._settings.config(chance.reason)
+        config = self.settings.config(chance.reason)
         for library in modules.addresses.libraries_for(address, None):
             if (self.place is None or chance.is_kept) and library.embedded_device is not chance.is_kept:
                 continue
@@ -341,7 +342,7 @@ async def try_rdma(
                 chooser.remember_refusing(address[0], address[1], exc.strerror or str(exc))
             return _tried(exc)
         if not chance.is_kept and attempt.way is not None:
-            chooser.keep(chance, attempt.place, attempt.way)
+            chooser.keep(chance, attempt.place, attempt.way, attempt.settings.patterns)
         return transport
     try:
         winner = await _race(

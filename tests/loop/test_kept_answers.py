@@ -87,10 +87,10 @@ async def test_who_waits_for_anothers_answer_asks_when_that_one_is_cancelled(
         assert knocked == [tasks[0], *tasks[2:]]
 
 
-async def test_who_chooses_by_other_settings_asks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that is named is believed more: what is known of it is not for whoever takes it as it comes."""
-    knock, knocked, loop = doors.knock, [], asyncio.get_running_loop()
-    may_go_on = loop.create_future()
+@pytest.fixture
+async def first_knock(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], asyncio.Future[None]]:
+    """The ports at whose doors this process knocks, and what the first of these waits for."""
+    knock, knocked, may_go_on = doors.knock, list[int](), asyncio.get_running_loop().create_future()
 
     async def first_waits(found: doors.Found, loop: asyncio.AbstractEventLoop) -> doors.Place:
         knocked.append(found.port)
@@ -100,6 +100,12 @@ async def test_who_chooses_by_other_settings_asks_anew(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(doors, "knock", first_waits)
     monkeypatch.setattr(inquiry, "ASK_S", 1000.0)
+    return knocked, may_go_on
+
+
+async def test_who_chooses_by_other_settings_asks_anew(first_knock: Any) -> None:
+    """A peer that is named is believed more: what is known of it is not for whoever takes it as it comes."""
+    (knocked, may_go_on), loop = first_knock, asyncio.get_running_loop()
     rdmanet.patch_loop(loop, peers="127.0.0.1")
     async with serving() as (_, port):
         first = asyncio.create_task(reached(port))
@@ -108,6 +114,22 @@ async def test_who_chooses_by_other_settings_asks_anew(monkeypatch: pytest.Monke
         assert await reached(port) == "rdma" and knocked == [port] * 2
         may_go_on.set_result(None)
         await first
+
+
+async def test_what_other_settings_have_led_to_is_not_kept(
+    first_knock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was believed more, and its connection has other options."""
+    (knocked, may_go_on), loop = first_knock, asyncio.get_running_loop()
+    monkeypatch.setattr(choice, "KEPT_S", 1000.0)
+    rdmanet.patch_loop(loop, peers="127.0.0.1")
+    async with serving() as (_, port):
+        first = asyncio.create_task(reached(port))
+        await until_seen(lambda: knocked)
+        rdmanet.patch_loop(loop, peers="auto")
+        may_go_on.set_result(None)
+        assert await first == "rdma" and await reached(port) == "rdma" and knocked == [port] * 2
+        assert await reached(port) == "rdma" and knocked == [port] * 2
 
 
 async def test_what_is_not_for_all_is_asked_by_each(
