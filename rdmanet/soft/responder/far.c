@@ -20,30 +20,42 @@
 #include "responder/inside.h"
 #include "responder/place.h"
 
-/* Move it with one system call. 0, or errno: ESRCH when the process has ended, or runs another program. */
+/* One system call: `count` pieces behind the first of each list, which is the witness's. How many bytes of them were moved,
+ * or -1 with errno: ESRCH when the process has ended, or runs another program. */
+static ssize_t copy_behind_witness(struct rn_responder_ctx *ctx, struct iovec *here, struct iovec *there, int count,
+				   bool to_remote)
+{
+	const struct rn_witness witness = ctx->peer->witness;
+	uint64_t mark = 0;
+	ssize_t moved;
+
+	here[0] = (struct iovec){&mark, sizeof(mark)};
+	there[0] = (struct iovec){(void *)(uintptr_t)(witness.at + (to_remote ? 0 : RN_WITNESS_VALUE)), sizeof(mark)};
+	ctx->count->syscalls++;
+	moved = to_remote ? process_vm_writev(ctx->peer->pid, here, count + 1, there, count + 1, 0)
+			  : process_vm_readv(ctx->peer->pid, here, count + 1, there, count + 1, 0);
+	if (moved < 0)
+		return -1;
+	moved -= sizeof(mark);
+	if (moved >= 0 && (to_remote || mark == witness.value))
+		return moved;
+	errno = ESRCH;
+	return -1;
+}
+
+/* Move it with one system call. 0, or errno, as above. */
 static int copy_by_kernel(struct rn_responder_ctx *ctx, char *here, const struct rn_piece *piece, uint64_t skip, size_t length,
 			  bool to_remote)
 {
-	const struct rn_witness witness = ctx->peer->witness;
-
 	while (length) {
-		uint64_t mark = 0;
-		struct iovec local[] = {{&mark, sizeof(mark)}, {here, length}};
-		struct iovec remote[] = {
-			{(void *)(uintptr_t)(witness.at + (to_remote ? 0 : RN_WITNESS_VALUE)), sizeof(mark)},
-			{(void *)(uintptr_t)(piece->far + skip), length},
-		};
-		ssize_t moved = to_remote ? process_vm_writev(ctx->peer->pid, local, 2, remote, 2, 0)
-					  : process_vm_readv(ctx->peer->pid, local, 2, remote, 2, 0);
+		struct iovec local[] = {{0}, {here, length}};
+		struct iovec remote[] = {{0}, {(void *)(uintptr_t)(piece->far + skip), length}};
+		ssize_t moved = copy_behind_witness(ctx, local, remote, 1, to_remote);
 
-		ctx->count->syscalls++;
 		if (moved < 0 && errno != EFAULT)
 			return errno;
 		if (moved < 0) /* an address here that no program can have is refused before anything is tried */
 			return rn_mr_probe((uintptr_t)here, length, !to_remote) ? ESRCH : EFAULT;
-		moved -= sizeof(mark);
-		if (moved < 0 || (!to_remote && mark != witness.value))
-			return ESRCH;
 		if (!moved)
 			return EFAULT;
 		ctx->count->bytes_cma += moved;
@@ -56,23 +68,14 @@ static int copy_by_kernel(struct rn_responder_ctx *ctx, char *here, const struct
 
 int rn_respond_far(struct rn_responder_ctx *ctx, struct rn_far_list *list, bool to_remote)
 {
-	const struct rn_witness witness = ctx->no_cma || !ctx->peer ? (struct rn_witness){0} : ctx->peer->witness;
-	uint64_t mark = 0;
-	ssize_t moved;
+	ssize_t left;
 	int done = 0;
 
-	if (!witness.at)
+	if (ctx->no_cma || !ctx->peer || !ctx->peer->witness.at)
 		return 0;
-	list->here[0] = (struct iovec){&mark, sizeof(mark)};
-	list->there[0] = (struct iovec){(void *)(uintptr_t)(witness.at + (to_remote ? 0 : RN_WITNESS_VALUE)), sizeof(mark)};
-	ctx->count->syscalls++;
-	moved = to_remote ? process_vm_writev(ctx->peer->pid, list->here, list->count + 1, list->there, list->count + 1, 0)
-			  : process_vm_readv(ctx->peer->pid, list->here, list->count + 1, list->there, list->count + 1, 0);
-	moved -= sizeof(mark);
-	if (moved < 0 || (!to_remote && mark != witness.value))
-		return 0;
-	for (; done < list->count && (size_t)moved >= list->here[done + 1].iov_len; done++) {
-		moved -= list->here[done + 1].iov_len;
+	left = copy_behind_witness(ctx, list->here, list->there, list->count, to_remote);
+	for (; done < list->count && left >= (ssize_t)list->here[done + 1].iov_len; done++) {
+		left -= list->here[done + 1].iov_len;
 		ctx->count->bytes_cma += list->here[done + 1].iov_len;
 	}
 	return done;
