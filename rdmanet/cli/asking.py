@@ -2,8 +2,8 @@
 
 As many are asked at once as there are descriptors for: each begins to speak when it is connected to, and is asked for
 some lines more then. Only one is to speak at a time: the next is connected to, or asked, when these lines have come, or
-nothing has come for `GRACE_S`. Sense is made of what has come while the next ones are made. So no more than two CPUs
-are taken from those who talk to each other, and for a moment: where no CPU is idle, the kernel leaves one to who
+none of them has come for `GRACE_S`. Sense is made of what has come while the next ones are made. So no more than two
+CPUs are taken from those who talk to each other, and for a moment: where no CPU is idle, the kernel leaves one to who
 computes for a tick of 4 ms, and takes it at once from who waits.
 
 Each has `ANSWER_S` to begin, and as long again to go on, as long as something comes. What comes is bounded:
@@ -321,11 +321,11 @@ def _hear(asked: dict[int, _Asked]) -> None:
         for fd, _ in heard:
             until = now + ANSWER_S
             one = asked[fd]
-            is_listed = not one.awaited
+            awaited = one.awaited
             one.hear()
-            if one is speaker:
+            if one is speaker and one.awaited < awaited:
                 turn_ends = now + GRACE_S
-            if not one.awaited and not is_listed:
+            if awaited and not one.awaited:
                 silent.append(one)
         if silent and (speaker is None or not speaker.awaited or now >= turn_ends):
             speaker, turn_ends = silent.popleft(), now + GRACE_S

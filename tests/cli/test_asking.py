@@ -76,6 +76,36 @@ class Speaker:
         self.thread.join()
 
 
+class Mumbler(Speaker):
+    """When it is asked, it says bytes again and again, but no line, until another one is asked."""
+
+    def __init__(self, begins: threading.Event, other: Speaker) -> None:
+        self.begins, self.other = begins, other
+        super().__init__("mumbler", Floor(), 0)
+
+    def speak(self) -> None:
+        with suppress(OSError):
+            caller, _ = self.listener.accept()
+            with caller:
+                caller.sendall(json.encode({"version": onlookers.VERSION, "loop": 1}) + b"\n")
+                caller.recv(1)
+                self.begins.set()
+                while not self.other.is_asked.wait(0.001):
+                    caller.sendall(b" ")
+
+
+class Follower(Speaker):
+    """Says its head when that one has begun."""
+
+    def __init__(self, may_begin: threading.Event) -> None:
+        self.may_begin = may_begin
+        super().__init__("follower", Floor(), LINES)
+
+    def speak(self) -> None:
+        self.may_begin.wait(10)
+        super().speak()
+
+
 @contextmanager
 def speakers(floor: Floor, **lines: int) -> Iterator[None]:
     with ExitStack() as stack:
@@ -129,6 +159,21 @@ def test_who_falls_silent_holds_nobody_up(monkeypatch):
         found = heard()
     assert len(found.pop("late")) == 2
     assert {name: len(found[name][0].connections) for name in found} == {"two": LINES, "four": LINES}
+
+
+def test_who_says_no_line_holds_nobody_up(monkeypatch):
+    """However much it says."""
+    monkeypatch.setattr(asking, "GRACE_S", 0.1)
+    monkeypatch.setattr(asking, "ANSWER_S", 2.0)
+    begins = threading.Event()
+    follower = Follower(begins)
+    mumbler = Mumbler(begins, follower)
+    try:
+        found = heard()
+    finally:
+        follower.close()
+        mumbler.close()
+    assert len(found["follower"][0].connections) == LINES
 
 
 def test_a_list_does_not_wait_for_asyncio():
