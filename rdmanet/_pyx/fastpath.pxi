@@ -55,7 +55,7 @@ cdef class FastPath:
 
     cdef object descriptors
     cdef dict known                 # what they say, by their bytes
-    cdef _Said last                  # what the last one said that was no bytes
+    cdef _Said last                 # what the last one said that was no bytes
     cdef descrgetfunc get           # how their attributes are got, by these
     cdef object endpoint_of, grant_of, mode_of, offset_of, nbytes_of
 
@@ -101,7 +101,7 @@ cdef class FastPath:
         try:
             if not self.add(blocks, descriptor, array) or not self.is_there():
                 return None
-        except (TypeError, OverflowError, BufferError, ValueError):
+        except (TypeError, OverflowError, BufferError, ValueError, OSError):
             return None
         blocks.go_on_at_once(self.connection)
         blocks.is_to_await = not blocks.done or self.connection.engine.turn_is_over()
@@ -126,7 +126,7 @@ cdef class FastPath:
                     grant, memory = self.grant, self.memory
                     grants[grant] = None
                     memories.add(memory)
-        except (TypeError, OverflowError, BufferError, ValueError):
+        except (TypeError, OverflowError, BufferError, ValueError, OSError):
             return None
         for memory in memories:     # an array may run a program's code when it is looked at
             if memory.is_closed:
@@ -215,13 +215,15 @@ cdef class FastPath:
     cdef bint has_ours(self, uint64_t address, uint64_t nbytes, bint reads) except -1:
         """These bytes are in memory that is registered here."""
         if self.memory is None or address < self.start or address + nbytes > self.end or (reads and self.is_readonly):
-            self.memory = self.find(address, nbytes, reads)
-            if self.memory is None:
+            self.memory = None      # until its key is known, which may have to be made, and cannot be
+            memory = self.find(address, nbytes, reads)
+            if memory is None:
                 return False
-            self.start = self.memory.address
-            self.end = self.start + <uint64_t>self.memory.nbytes
-            self.lkey = self.memory.registered.region_in(self.connection.engine.pd).lkey
-            self.is_readonly = self.memory.is_readonly
+            self.start = memory.address
+            self.end = self.start + <uint64_t>memory.nbytes
+            self.lkey = memory.registered.region_in(self.connection.engine.pd).lkey
+            self.is_readonly = memory.is_readonly
+            self.memory = memory
         return True
 
     cdef bint is_there(self) except -1:

@@ -1,6 +1,7 @@
 """Reads and writes of memory that is known at both ends: they are done at once, and nothing is taken for granted."""
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Coroutine
 
@@ -12,6 +13,7 @@ import rdmanet
 from rdmanet import tensors
 from rdmanet._core import Blocks
 from rdmanet.stream.blocks import Lists, new_list
+from rdmanet.stream.registered import RegisteredMemory
 from rdmanet.tensors import link
 from rdmanet.tensors.link import Dialled
 from rdmanet.tensors.peer import Peer
@@ -339,6 +341,36 @@ async def test_a_list_after_the_end_of_what_was_used(
             await memory.revoke()
             with pytest.raises(rdmanet.RegionRevokedError):
                 await peer.read_many(pairs)
+    assert peer.statistics()["connections"] == 1
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["read", "read_many"])
+async def test_our_memory_that_cannot_be_registered(
+    owner: tensors.Endpoint,
+    user: tensors.Endpoint,
+    peer: tensors.Peer,
+    monkeypatch: pytest.MonkeyPatch,
+    many: bool,
+):
+    """It has no key then, and is not read into by the key of other memory."""
+
+    def none_is_left(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "ibv_reg_mr: Cannot allocate memory")
+
+    async def read(mine: bytearray) -> None:
+        await (peer.read_many([(described, mine)]) if many else peer.read(described, into=mine))
+
+    one, other = bytearray(4), bytearray(4)
+    async with owner.register(bytearray(b"byte")) as memory, user.register(one), user.register(other):
+        described = memory.describe()
+        await known(peer, described, one)
+        with monkeypatch.context() as patched:
+            patched.setattr(RegisteredMemory, "region_in", none_is_left)
+            with pytest.raises(OSError, match="allocate"):
+                await read(other)
+        assert peer.statistics()["failed"] == 1
+        await read(other)
+        assert other == b"byte"
     assert peer.statistics()["connections"] == 1
 
 
