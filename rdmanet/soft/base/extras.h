@@ -113,8 +113,8 @@ extern const uint32_t rdmanet_soft_place_bytes;
  * copies it past the caches, which is faster then. See responder/stream.h. */
 extern const uint32_t rdmanet_soft_send_of_much;
 
-/* Execute the first of these READs or WRITEs (opcode), as far as that can be done at once, and up to so many bytes, of
- * which each has 256 at least; returns how many.  They are done then, without a completion.  The others are to be posted;
- * requester/at_once.c says why. */
+/* Execute the first of these READs or WRITEs (opcode), as far as that can be done at once, and up to so many bytes; returns
+ * how many.  A short one counts as 256 bytes; one that the kernel copies, as 1024 more than it has.  They are done then,
+ * without a completion.  The others are to be posted; requester/at_once.c says why. */
 uint32_t rdmanet_soft_move(struct ibv_qp *qp, int opcode, unsigned send_flags, const struct rn_block *blocks, uint32_t count,
 			   uint64_t most_bytes);
