@@ -22,6 +22,7 @@ cdef class Messenger:
     cpdef send(self, object message, object body=*)
     cpdef send_plain(self, bytes head, object value, bint is_alone)
     cdef Py_ssize_t _send(self, bytes head, object body) except -1
+    cdef _send_short(self, bytes frame)
     cpdef send_tailed(self, object message, object tail)
     cpdef _flush(self)
     cpdef _handle(self, object data=*)

@@ -120,16 +120,21 @@ class Messenger:
         if length > COLLECT_BYTES:
             self._flush()
             self._write((length.to_bytes(HEADER_BYTES, "big") + head, body))
-        elif self._in_turn:
-            self._collected.append(framed(bytes(body), head))
-            self._collected_bytes += length
+        else:
+            self._send_short(framed(bytes(body), head))
+        return length
+
+    def _send_short(self, frame: bytes) -> None:
+        """Write a short frame now, or at the end of the turn."""
+        if self._in_turn:
+            self._collected.append(frame)
+            self._collected_bytes += len(frame)
             if self._collected_bytes > COLLECT_BYTES:
                 self._flush()
         else:
             self._in_turn = True
             self.loop.call_soon(self._turn_ends)
-            (self.transport if self._before is None else self._before).write(framed(bytes(body), head))
-        return length
+            (self.transport if self._before is None else self._before).write(frame)
 
     def send_plain(self, head: bytes, value: Any, is_alone: bool) -> int:
         """The same as `send` for a Call or Reply of which `call_head` or `reply_head` has made the beginning.
@@ -138,13 +143,15 @@ class Messenger:
         """
         body = encode(value)
         length = len(head) + len(body)
-        if not is_alone or self._in_turn or not self._had_one:
-            return self._send(head, body)
         if length > COLLECT_BYTES or length > self.longest or self.is_over:
             return self._send(head, body)
-        if not self._has_had_turn:
-            self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
-        (self.transport if self._before is None else self._before).write(framed(body, head))
+        frame = framed(body, head)
+        if is_alone and self._had_one and not self._in_turn:
+            if not self._has_had_turn:
+                self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
+            (self.transport if self._before is None else self._before).write(frame)
+        else:
+            self._send_short(frame)
         return length
 
     def send_tailed(self, message: msgspec.Struct, tail: bytes | memoryview) -> int:
