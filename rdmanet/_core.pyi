@@ -1466,6 +1466,8 @@ class Connection:
     owner: object
     engine: StreamEngine
     qp: QP | None
+    @property
+    def broken(self) -> bool: ...
     shared: SharedRing | None
     protocol_paused: bool
     reading: bool

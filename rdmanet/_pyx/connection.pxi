@@ -27,6 +27,7 @@ cdef class Connection(Receiver):
 
     :ivar engine: that it is one of
     :ivar qp: its queue pair, until that is destroyed
+    :ivar broken: it has failed, and nothing more is posted; the owner is told when what has come before is seen
     """
 
     def __cinit__(self, owner, bint reference_writes=True, size_t spill_bytes=0):

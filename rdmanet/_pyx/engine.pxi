@@ -27,7 +27,7 @@ cdef class Member:
     cdef bint solicits                  # the peer marks its SENDs as solicited
     cdef bint listed                    # on the engine's list of connections to deliver,
     cdef bint dirty                     # and of those to flush
-    cdef bint broken                    # a completion failed or the peer broke the protocol: post nothing more
+    cdef readonly bint broken           # a completion failed or the peer broke the protocol: post nothing more
 
 
 @cython.no_gc_clear

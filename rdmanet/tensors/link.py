@@ -105,8 +105,11 @@ class Link(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection ends or has ended: the device says so before the loop calls `connection_lost`."""
-        return self.lost.done() or self.transport.is_closing()
+        """Whether the connection ends or has ended: the device says so before the loop calls `connection_lost`.
+
+        An operation that has failed may be told of it sooner than the transport.
+        """
+        return self.lost.done() or self.transport.is_closing() or self.regions.connection.broken
 
     def say(self, message: Message) -> None:
         if not self.lost.done():

@@ -380,6 +380,22 @@ async def test_a_peer_that_has_memory_is_gone(owner: tensors.Endpoint, end: str)
         theirs.clear()
 
 
+@pytest.mark.parametrize("nbytes", [4, 8 << 20])
+async def test_who_is_told_of_the_loss_goes_on_by_another_connection(
+    owner: tensors.Endpoint, peer: tensors.Peer, nbytes: int
+):
+    """Even if the transport is not told yet."""
+    async with owner.register(bytearray(nbytes)) as memory:
+        described, mine = memory.describe(), bytearray(nbytes)
+        await peer.read(described, into=mine)
+        assert peer._link is not None
+        peer._link.regions.stop_queue_pair()
+        with pytest.raises(ConnectionError):
+            await peer.read(described, into=mine)
+        await peer.read(described, into=mine)
+    assert peer.statistics()["connections"] == 2
+
+
 async def test_an_owner_that_is_killed(user: tensors.Endpoint):
     with AwaitedProcess(*script("keeper.py"), env=ENVIRONMENT) as keeper:
         facts = await keeper.hear()
