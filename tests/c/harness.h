@@ -237,6 +237,14 @@ static inline void end_close(struct end *end)
 	CHECK_EQ(ibv_close_device(end->context), 0);
 }
 
+static inline struct rn_counters counted(const struct end *end)
+{
+	struct rn_counters counters;
+
+	CHECK_EQ(rdmanet_soft_qp_counters(end->qp, &counters), 0);
+	return counters;
+}
+
 static inline struct address end_address(const struct end *end)
 {
 	return (struct address){.qpn = end->qp->qp_num, .rkey = end->mr->rkey, .buffer = (uintptr_t)end->buffer};

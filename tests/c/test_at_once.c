@@ -44,7 +44,7 @@ static void try_all(uint64_t theirs, uint32_t rkey, const char *their_bytes)
 	struct rn_block blocks[MUCH], odd = block_at(1, theirs + 3, LONG, rkey);
 	struct rn_counters before, after;
 
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &before), 0);
+	before = counted(&a);
 	memset(a.buffer, 'a', BUFFER);
 	for (int i = 0; i < MUCH; i++)
 		blocks[i] = block_at(i * 100, theirs + (MUCH - i) * 1000, 99, rkey);
@@ -65,7 +65,7 @@ static void try_all(uint64_t theirs, uint32_t rkey, const char *their_bytes)
 	CHECK_EQ(a.buffer[LONG + 1], 'a');
 	CHECK(!their_bytes || !memcmp(their_bytes + 3, a.buffer + 1, LONG));
 
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &after), 0);
+	after = counted(&a);
 	CHECK_EQ(after.send_wrs - before.send_wrs, MUCH + 11 + 2);
 	CHECK_EQ(after.completions, before.completions);
 	CHECK_EQ(after.bytes_local + after.bytes_mapped - before.bytes_local - before.bytes_mapped,
@@ -218,14 +218,6 @@ static void a_key_that_is_withdrawn_meanwhile(void)
 	try_while_it_is_withdrawn(USER_MEMORY);
 }
 
-static struct rn_counters counted(void)
-{
-	struct rn_counters counters;
-
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &counters), 0);
-	return counters;
-}
-
 /* The kernel copies many by one call. */
 static void memory_that_is_not_mapped(void)
 {
@@ -237,7 +229,7 @@ static void memory_that_is_not_mapped(void)
 	theirs = begin_server(&other, USER_MEMORY);
 	read_by_request(theirs);
 	meet(other.fd);
-	before = counted();
+	before = counted(&a);
 	memset(a.buffer, 'a', BUFFER);
 	for (int i = 0; i < 2 * MUCH; i++)
 		blocks[i] = block_at(i * 100, theirs.buffer + (2 * MUCH - i) * 1000, 99, theirs.rkey);
@@ -245,7 +237,7 @@ static void memory_that_is_not_mapped(void)
 	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, 2 * MUCH), 2 * MUCH);
 	for (int i = 0; i < 2 * MUCH * 100; i++)
 		CHECK_EQ(a.buffer[i], i % 100 == 99 || i / 100 == 9 ? 'a' : 'b');
-	after = counted();
+	after = counted(&a);
 	CHECK_EQ(after.syscalls - before.syscalls, 2);
 	CHECK_EQ(after.bytes_cma - before.bytes_cma, (2 * MUCH - 1) * 99);
 	CHECK_EQ(after.send_wrs - before.send_wrs, 2 * MUCH);
@@ -262,7 +254,7 @@ static void memory_that_is_not_mapped(void)
 		blocks[i] = block_at(0, theirs.buffer, 200 * 1024, theirs.rkey);
 	blocks[4].length = 300 * 1024; /* the owner's engine helps with such as these */
 	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, 8), 4);
-	CHECK_EQ(counted().syscalls - after.syscalls, 3 + 4);
+	CHECK_EQ(counted(&a).syscalls - after.syscalls, 3 + 4);
 	blocks[1].there = theirs.buffer + BUFFER;
 	CHECK_EQ(move(IBV_WR_RDMA_READ, blocks, 8), 1);
 	expect_nothing(a.cq);

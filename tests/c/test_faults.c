@@ -227,14 +227,6 @@ static void memlock(void)
 
 /* --- requests ---------------------------------------------------------------------------------------- */
 
-static struct rn_counters counted(struct end *end)
-{
-	struct rn_counters counters;
-
-	CHECK_EQ(rdmanet_soft_qp_counters(end->qp, &counters), 0);
-	return counters;
-}
-
 static void fill_receives(int count)
 {
 	for (int i = 0; i < count; i++)

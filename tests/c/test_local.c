@@ -924,7 +924,7 @@ static void test_vouched_address_space(void)
 		expect(a.cq, 1, IBV_WC_SUCCESS);
 		expect(b.cq, 1, IBV_WC_SUCCESS);
 		CHECK(!memcmp(b.buffer, malloced, 100000));
-		CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+		count = counted(&a);
 		if (!by_stream())
 			CHECK_EQ(count.syscalls, (uint64_t)tries); /* the one that tried the range first */
 	}
@@ -944,7 +944,7 @@ static void test_counters(void)
 	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
 	CHECK_EQ(post_rdma(&a, IBV_WR_RDMA_WRITE, 1, 0, 1000, at_b(0), b.mr->rkey), 0);
 	expect(b.cq, 1, IBV_WC_SUCCESS);
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &qp), 0);
+	qp = counted(&a);
 	CHECK_EQ(qp.send_wrs, 2);
 	if (!by_stream()) { /* which isn't acknowledged yet, perhaps */
 		CHECK_EQ(qp.bytes_local, 1064);

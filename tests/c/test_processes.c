@@ -93,7 +93,7 @@ static struct rn_counters one_sided(void)
 	CHECK_EQ(fetch_add(b.buffer + 8, 5), 5);
 	CHECK_EQ(compare_swap(b.buffer + 8, 10, 1), 10);
 	CHECK_EQ(compare_swap(b.buffer + 8, 10, 2), 1);
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+	count = counted(&a);
 	meet(other.fd);
 	finish(&other);
 	return count;
@@ -556,7 +556,7 @@ static void test_deferred(void)
 	setenv("RDMANET_SOFT_DEFER", "200", 1);
 	other = begin(serve_echo, &(struct end_options){.cqe = 1024});
 	stream(1000);
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+	count = counted(&a);
 	CHECK_EQ(count.deferred, 1000);
 	finish(&other);
 	unsetenv("RDMANET_SOFT_DEFER");
@@ -585,7 +585,7 @@ static void test_rnr(void)
 	CHECK_EQ(post_send(&a, 1, 0, 64), 0);
 	do {
 		usleep(100);
-		CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
+		count = counted(&a);
 	} while (!count.rnr_naks);
 	expect_nothing(a.cq);
 	meet(other.fd);

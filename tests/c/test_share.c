@@ -111,14 +111,6 @@ static void post_read(uint64_t wr_id, size_t to, size_t from, uint32_t length)
 	CHECK_EQ(ibv_post_send(a.qp, &wr, &bad), 0);
 }
 
-static struct rn_counters counted(void)
-{
-	struct rn_counters count;
-
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
-	return count;
-}
-
 static void expect_bytes(size_t to, size_t from, size_t length)
 {
 	for (size_t i = 0; i < length; i++)
@@ -143,7 +135,7 @@ static void both_carry(void)
 		total += LARGE - 77;
 		expect_bytes(5, 3, LARGE - 77);
 		CHECK(mine[4] == UNTOUCHED && mine[LARGE - 72] == UNTOUCHED);
-		count = counted();
+		count = counted(&a);
 		CHECK_EQ(count.bytes_cma, total);
 	} while ((!count.bytes_shared || count.bytes_shared == total) && now_ns() < limit);
 	CHECK(count.bytes_shared > 0);
@@ -186,7 +178,7 @@ static void scattered(void)
 	expect(a.cq, 1, IBV_WC_SUCCESS);
 	expect_bytes(0, 0, 5 << 20);
 	expect_bytes(6 << 20, 5 << 20, 9 << 20);
-	CHECK_EQ(counted().bytes_shared, 0);
+	CHECK_EQ(counted(&a).bytes_shared, 0);
 	finish(&other);
 }
 
@@ -201,7 +193,7 @@ static void owner_is_stopped(void)
 	post_read(1, 0, 0, LARGE);
 	expect(a.cq, 1, IBV_WC_SUCCESS);
 	expect_bytes(0, 0, LARGE);
-	CHECK_EQ(counted().bytes_shared, 0);
+	CHECK_EQ(counted(&a).bytes_shared, 0);
 	kill(other.pid, SIGCONT);
 	post_read(2, 0, 0, LARGE); /* what it finds to help with is over, or is this */
 	expect(a.cq, 2, IBV_WC_SUCCESS);
@@ -461,7 +453,7 @@ static void not_into_another_program(void)
 		CHECK(now_ns() < limit);
 		post_read(1, 0, 0, LARGE);
 		expect(a.cq, 1, IBV_WC_SUCCESS);
-		shared = counted().bytes_shared;
+		shared = counted(&a).bytes_shared;
 	} while (!shared);
 	witness = (void *)(uintptr_t)rn_witness_lent();
 	CHECK(witness);
@@ -472,7 +464,7 @@ static void not_into_another_program(void)
 		expect(a.cq, 1, IBV_WC_SUCCESS);
 		expect_bytes(0, 0, LARGE);
 	}
-	CHECK_EQ(counted().bytes_shared, shared);
+	CHECK_EQ(counted(&a).bytes_shared, shared);
 	CHECK_EQ(mprotect(witness, 8, PROT_READ | PROT_WRITE), 0);
 	finish(&other);
 }

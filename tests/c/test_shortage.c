@@ -156,14 +156,6 @@ static void finish(struct other *other)
 	join(other);
 }
 
-static struct rn_counters counted(void)
-{
-	struct rn_counters count;
-
-	CHECK_EQ(rdmanet_soft_qp_counters(a.qp, &count), 0);
-	return count;
-}
-
 /* Into its memory and back, and an atomic: right, whichever way it goes. */
 static void use_its_memory(void)
 {
@@ -203,7 +195,7 @@ static void no_room_for_the_arena(void)
 	CHECK_EQ(rdmanet_soft_qp_way(a.qp), RDMANET_SOFT_WAY_STREAM);
 	CHECK_EQ(ask(&other), RDMANET_SOFT_WAY_MAPPED);
 	use_its_memory();
-	CHECK(!counted().bytes_mapped && counted().bytes_stream);
+	CHECK(!counted(&a).bytes_mapped && counted(&a).bytes_stream);
 	restore(RLIMIT_AS, before);
 	finish(&other);
 }
@@ -220,11 +212,11 @@ static void room_for_a_segment(bool has_cma)
 	meet_it(&other);
 	before = without_room();
 	use_its_memory();
-	CHECK_EQ(counted().bytes_mapped, 16); /* the message: into its small segment */
-	CHECK(counted().bytes_cma + counted().bytes_engine >= 10000);
-	CHECK(has_cma || !counted().bytes_cma);
+	CHECK_EQ(counted(&a).bytes_mapped, 16); /* the message: into its small segment */
+	CHECK(counted(&a).bytes_cma + counted(&a).bytes_engine >= 10000);
+	CHECK(has_cma || !counted(&a).bytes_cma);
 	restore(RLIMIT_AS, before);
-	EVENTUALLY((use_its_memory(), counted().bytes_mapped > 16));
+	EVENTUALLY((use_its_memory(), counted(&a).bytes_mapped > 16));
 	finish(&other);
 	unsetenv("RDMANET_SOFT_CMA");
 }
@@ -252,7 +244,7 @@ static void no_descriptor_is_left_here(void)
 	use_its_memory();
 	CHECK_EQ(rdmanet_soft_qp_way(a.qp), RDMANET_SOFT_WAY_MAPPED);
 	restore(RLIMIT_NOFILE, before);
-	EVENTUALLY((use_its_memory(), counted().bytes_mapped > 10000));
+	EVENTUALLY((use_its_memory(), counted(&a).bytes_mapped > 10000));
 	for (int i = 0; i < 20; i++)
 		ask(&other);
 	finish(&other);
