@@ -12,6 +12,7 @@
  */
 #include <stdlib.h>
 
+#include "base/fence.h"
 #include "objects/srq.h"
 #include "objects/xrc.h"
 #include "shm/pool.h"
@@ -232,5 +233,6 @@ int rn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_rec
 		*bad_wr = wr;
 		return ENODEV;
 	}
+	rn_order_by_peer();
 	return rn_pool_post(rn_srq(srq)->pool, wr, bad_wr);
 }
