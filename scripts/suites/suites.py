@@ -178,7 +178,7 @@ def kernel() -> Step:
         environment,
         parts=kernel_parts,
         repeat=lambda test: [*program, test],
-        limit=3000,
+        limit=3900,
     )
 
 
