@@ -407,7 +407,7 @@ def test_processors_as_the_kernel_writes_them():
 
 # Python itself may be out of another user's reach, so it is loaded before.
 BECOME = """
-import argparse, ctypes, dataclasses, locale, os, sys  # some are imported late, and this user may not read them
+import argparse, ctypes, dataclasses, ipaddress, locale, os, sys  # some are imported late, out of this user's reach
 import rdmanet._core
 from rdmanet.cli import soft_run
 os.setgroups([])
