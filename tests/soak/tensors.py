@@ -145,6 +145,7 @@ class Part:
                 revoked = True
                 await asyncio.wait([moving], timeout=choose.choice((0, 0, 0.001)))
                 digest = await self.owner.ask("revoke", self.slot)
+                self.soak.done["revoked"] += 1
                 await asyncio.wait([moving])
                 if await self.owner.ask("digest", self.slot) != digest:
                     raise ValueError("the owner's memory has changed after it was revoked")
@@ -158,7 +159,7 @@ class Part:
         except RegionRevokedError:
             if not revoked:
                 raise
-            self.soak.done["revoked"] += 1
+            self.soak.done["refused"] += 1
             return False, False
         except OSError:  # it was killed, or too slow to let go of what was revoked
             self.soak.done["lost"] += 1
