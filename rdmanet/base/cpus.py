@@ -12,13 +12,12 @@ import contextlib
 import errno
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Set
 from functools import lru_cache
-from itertools import chain, combinations
 
-_PLACES_MOST = 8
-"""So many sets of CPUs are compared with each other."""
+_PLACES_MOST = 64
+"""So many sets of CPUs are compared with others."""
+_PAIRS_MOST = 1 << 16
 ROOT = "/"
 """Where /proc and /sys are."""
 _PIN = "pin both to CPUs of one node (taskset, numactl --cpunodebind)"
@@ -40,16 +39,24 @@ def why_far(pid: int, peer: int) -> str:
     )
 
 
-def are_together(pids: Iterable[int]) -> bool:
-    """Whether `why_far` has nothing to say of any two of these processes: so it is on nearly every machine."""
-    by_cpus = defaultdict[frozenset[int], list[int]](list)
-    for pid in pids:
-        by_cpus[frozenset(allowed(pid))].append(pid)
-    if len(by_cpus) > _PLACES_MOST:
-        return False
-    apart = combinations((pids[0] for pids in by_cpus.values()), 2)
-    alike = (pids[:2] for pids in by_cpus.values() if len(pids) > 1)
-    return not any(why_far(*pair) for pair in chain(apart, alike))
+def is_any_far(pairs: Iterable[tuple[int, int]]) -> bool:
+    """Whether `why_far` may have something to say of a pair of processes; on nearly every machine it has not.
+
+    Of pairs that may run on the same CPUs one is asked. Strangers may say who is whose peer: nobody is held up by that.
+    """
+    cpus, asked = dict[int, frozenset[int]](), set[tuple[frozenset[int], frozenset[int]]]()
+    for number, (pid, peer) in enumerate(pairs):
+        for each in (pid, peer):
+            if each not in cpus:
+                cpus[each] = frozenset(allowed(each))
+        places = cpus[pid], cpus[peer]
+        if places not in asked:
+            asked.add(places)
+            if len(asked) > _PLACES_MOST or why_far(pid, peer):
+                return True
+        if number == _PAIRS_MOST:
+            return True
+    return False
 
 
 def why_far_from(device: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import repeat
 from typing import Annotated, Any, TypeAlias
@@ -85,6 +85,10 @@ class Block:
         numbers = [max(column) if isinstance(column, list) else column for column in self.numbers]
         return next(Block(self.counters, 1, columns, numbers).rows())
 
+    def places(self, at: int) -> set[tuple[Any, Any]]:
+        """The different ones of the addresses whose hosts are column `at`."""
+        return set(zip(*map(self._values, self.columns[at : at + 2]), strict=False))
+
     def _values(self, column: Any) -> Iterable[Any]:
         return column if isinstance(column, list) else repeat(column, self.count)
 
@@ -110,6 +114,23 @@ class Connections:
             for row in block.rows()
             if row[0] == "tcp"
         )
+
+
+def possible_peers(by_pid: Mapping[int, Iterable[Connections]]) -> Iterator[tuple[int, int]]:
+    """Pairs of processes that may be each other's peers: the second has called where the first has connections.
+
+    That is found by the places of servers, which are few; peers are found by connections.
+    """
+    here, there = defaultdict[Any, set[int]](set), defaultdict[Any, set[int]](set)
+    for pid, connections in by_pid.items():
+        for block in (block for each in connections for block in each.blocks):
+            role, (local_at, peer_at) = block.columns[2], _HOSTS_AT
+            for place in () if role == "client" else block.places(local_at):
+                here[place].add(pid)
+            for place in () if role == "server" else block.places(peer_at):
+                there[place].add(pid)
+    for place, pids in here.items():
+        yield from ((pid, peer) for pid in pids for peer in there.get(place, ()) if peer != pid)
 
 
 def info_of(row: Any, names: Sequence[str]) -> ConnectionInfo:

@@ -35,9 +35,9 @@ from rdmanet.base.accounts import (
     time_text,
     why_held,
 )
-from rdmanet.base.cpus import are_together, why_far
+from rdmanet.base.cpus import is_any_far, why_far
 from rdmanet.cli.asking import ANSWER_S, REFUSED, Answer, ask_all
-from rdmanet.cli.columns import Block, Connections, as_json, info_of, printable
+from rdmanet.cli.columns import Block, Connections, as_json, info_of, possible_peers, printable
 from rdmanet.cli.text import seconds, table
 
 _TITLES = ["fabric", "state", "local", "peer", "sent", "received", "credits", "device", "qp"]
@@ -137,7 +137,8 @@ class Picture:
         self._seen = processes
         self._owners.clear()
         self._far.clear()
-        self._is_any_far = not are_together(processes)
+        said = {pid: [answer.connections for answer in each.answers] for pid, each in processes.items()}
+        self._is_any_far = is_any_far(possible_peers(said))
         for process in processes.values() if not self._is_last else ():
             for answer in process.answers:
                 for info in answer.connections:

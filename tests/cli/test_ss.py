@@ -241,7 +241,7 @@ def test_the_ends_of_a_connection_are_found_though_the_client_has_no_port(monkey
     ]
     picture = ss_command.Picture()
     monkeypatch.setattr(ss_command, "ask_all", lambda _: answers)
-    monkeypatch.setattr(ss_command, "are_together", lambda pids: False)
+    monkeypatch.setattr(ss_command, "is_any_far", lambda pairs: True)
     monkeypatch.setattr(ss_command, "why_far", lambda *pids: f"{pids} are far apart")
     monkeypatch.setattr(ConnectionInfo, "notes", lambda _: [])
     one, two = picture.take(None)

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -54,12 +55,20 @@ def test_two_processes_on_other_nodes(machine):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_processes_are_together_if_no_two_are_far_from_each_other(machine, monkeypatch, count):
-    for most in (8, 0):
+def test_one_pair_of_those_that_run_alike_is_asked(machine, monkeypatch, count):
+    for most in (64, 0):
         monkeypatch.setattr(cpus, "_PLACES_MOST", most)
         for pids in itertools.combinations(range(1, 7), count):
-            is_any_far = any(cpus.why_far(*pair) for pair in itertools.permutations(pids, 2))
-            assert cpus.are_together(pids) == (not is_any_far and (most > 0 or not pids))
+            pairs = [*itertools.permutations(pids, 2)]
+            is_any_far = any(cpus.why_far(*pair) for pair in pairs)
+            assert cpus.is_any_far(pairs) == (is_any_far or (most == 0 and bool(pairs)))
+
+
+def test_pairs_without_end_hold_nobody_up(machine, monkeypatch):
+    monkeypatch.setattr(cpus, "_PAIRS_MOST", 100)
+    pairs = itertools.repeat((1, 3))
+    assert cpus.is_any_far(pairs)
+    assert not cpus.is_any_far(itertools.islice(pairs, 100))
 
 
 def test_an_adapter_at_another_node(machine, monkeypatch):
@@ -126,13 +135,30 @@ def test_ss_names_far_cpus(machine, monkeypatch):
 def test_two_processes_are_looked_at_once(machine, monkeypatch):
     """However many connections they have, and also if they are near each other."""
     asked = []
-    monkeypatch.setattr(ss, "are_together", lambda pids: False)
+    monkeypatch.setattr(ss, "is_any_far", lambda pairs: True)
     monkeypatch.setattr(ss, "why_far", lambda *pids: asked.append(pids) or "")
     picture, processes = picture_of(monkeypatch, 1, 3)
     for answer in processes[0].answers:
         answer.connections.blocks *= 3
     ss._as_text(picture, processes)
     assert sorted(asked) == [(1, 3), (3, 1)]
+
+
+def test_processes_that_are_no_peers_are_not_far_from_each_other(machine, monkeypatch):
+    """Two servers on one CPU, say: else each connection of thousands was looked at, with all that may be said of it."""
+    info = ConnectionInfo("rdma", "", "server", SERVER, CLIENT, "open", stats=dict.fromkeys(STATS, 0))
+    made = [replace(info, local=("127.0.0.1", port)) for port in (80, 81)]
+    for infos, is_far in (
+        (made, False),
+        ([made[0], replace(info, role="client", local=CLIENT, peer=SERVER)], True),
+    ):
+        answers = [
+            Answer(pid, 0, connections=Connections([one])) for pid, one in zip((5, 6), infos, strict=True)
+        ]
+        monkeypatch.setattr(ss, "ask_all", lambda pid, answers=answers: answers)
+        picture = ss.Picture(is_last=True)
+        picture.take(None)
+        assert picture.says_no_more == (not is_far)
 
 
 def test_another_users_process_is_no_peer(machine, monkeypatch):
