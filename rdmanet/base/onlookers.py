@@ -65,7 +65,8 @@ NAME = "rdmanet-ss/"
 VERSION = 3
 """Of the answers. Who reads another one says so."""
 SLICE_S = 0.0006
-"""Each slice is a turn of two loops' and a switch to another process, which take as long as some hundred rows."""
+"""Of CPU time: who else has the CPU meanwhile makes no line shorter. Each line is a turn of two loops' and a switch to
+another process, which take as long as some hundred rows."""
 ROWS_MOST = 128
 """Of a line, so that it fits in a socket."""
 LINES_AHEAD = 8
@@ -300,15 +301,15 @@ def _lines_of(source: Source) -> Generator[bytes, None, None]:
 
     head: dict[str, Any] = {"version": VERSION, **source.headline(), "servers": list(source.server_infos())}
     yield json.encode(head) + b"\n"
-    until = time.monotonic() + SLICE_S
+    until = time.thread_time() + SLICE_S
     count, counters, rows = 0, list[str](), list[tuple[Any, ...]]()
     attempts: list[tuple[Any, ...]] = []  # they have no numbers yet
     for names, row in source.connection_rows():
         of = rows if names else attempts
-        is_long = len(of) == ROWS_MOST or (count % _ROWS_AT_ONCE == 0 and time.monotonic() > until)
+        is_long = len(of) == ROWS_MOST or (count % _ROWS_AT_ONCE == 0 and time.thread_time() > until)
         if of and (is_long or (names and names is not counters and names != counters)):
             yield line(counters if names else names, of)
-            until = time.monotonic() + SLICE_S
+            until = time.thread_time() + SLICE_S
             of.clear()
         counters = names or counters
         of.append(row)
@@ -316,11 +317,11 @@ def _lines_of(source: Source) -> Generator[bytes, None, None]:
     for names, of in ((counters, rows), ([], attempts)):
         if of:
             yield line(names, of)
-    until, calls = time.monotonic() + SLICE_S, list[Any]()
+    until, calls = time.thread_time() + SLICE_S, list[Any]()
     for each in source.calls_infos():
-        if calls and (len(calls) == CALLERS_MOST or time.monotonic() > until):
+        if calls and (len(calls) == CALLERS_MOST or time.thread_time() > until):
             yield json.encode({"calls": calls}) + b"\n"
-            until, calls = time.monotonic() + SLICE_S, []
+            until, calls = time.thread_time() + SLICE_S, []
         calls.append(each)
     if calls:
         yield json.encode({"calls": calls}) + b"\n"

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +56,16 @@ class Mixed(Many):
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         for stats in ({"a": 1, "b": 2}, {}, {"a": 3, "b": 4}, {"c": 5}):
             yield ConnectionInfo("tcp", "", "client", ("127.0.0.1", 1), None, "open", stats=stats)
+
+
+class Delayed(Many):
+    """A source whose process loses the CPU while it makes rows."""
+
+    def connection_infos(self) -> Iterator[ConnectionInfo]:
+        for number, info in enumerate(super().connection_infos()):
+            if number in (8, 16):
+                time.sleep(0.06)
+            yield info
 
 
 def watched(source: Many) -> onlookers.Onlookers:
@@ -117,9 +128,20 @@ async def test_the_loop_does_its_other_work_meanwhile(monkeypatch):
     assert turns >= 200
 
 
+async def test_a_line_is_no_shorter_because_others_had_the_cpu(monkeypatch):
+    """As if each of them had it for a tick. Shorter lines are more lines, just where there is no time for them."""
+    monkeypatch.setattr(onlookers, "SLICE_S", 0.05)
+    source = Delayed(onlookers.ROWS_MOST)
+    at = watched(source)
+    with look(at) as sock:
+        lines = await read_all(sock)
+    at.close()
+    assert [json.loads(line)["count"] for line in lines[1:-1]] == [onlookers.ROWS_MOST]
+
+
 async def test_lines_that_are_asked_for_at_once_take_a_turn_each(monkeypatch):
     monkeypatch.setattr(onlookers, "SLICE_S", 100.0)
-    source = Many(10 * onlookers.ROWS_MOST)
+    source = Many((onlookers.LINES_AHEAD + 2) * onlookers.ROWS_MOST)
     at, made = watched(source), list[int]()
     with look(at) as sock:
         await readable(sock.fileno())
