@@ -47,6 +47,11 @@ def registered_bytes(protocol: Any) -> int:
     return 0 if stats is None else int(stats["bytes_registered"])
 
 
+def lost_cpu() -> int:
+    """How often another thread was given this one's CPU."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
 class Worker:
     def __init__(self, fabric: str) -> None:
         self.fabric_name = fabric
@@ -55,7 +60,7 @@ class Worker:
         self.address: list[Any] = []
         self.resting: list[Any] = []
         self.python_calls = 0
-        self.stretches: list[float] = []
+        self.stretches: list[list[float]] = []
         self.context: Any = None
         """The device's context, if there is one: it has counters."""
 
@@ -179,25 +184,28 @@ class Worker:
             "registered_bytes": registered_bytes(self.served),
         }
 
-    async def longest_answer(self) -> list[float]:
+    async def longest_answer(self) -> list[list[float]]:
         """For how many milliseconds of CPU time the loop's thread answered `rdmanet ss` at a stretch.
 
-        The longest time of each look since the last call; the first call begins to count.
+        The longest time of each look since the last call, and the longest of those in which nobody else had its CPU:
+        who gets it back finds cold caches. The first call begins to count.
         """
         if not self.stretches:
             answer: Any = onlookers._Answer
             for part, name in ((onlookers, "may_look"), (answer, "_asked"), (answer, "go_on")):
                 setattr(part, name, self._timed(getattr(part, name), begins=part is onlookers))
-        found, self.stretches = self.stretches, [0.0]
+        found, self.stretches = self.stretches, [[0.0, 0.0]]
         return found[1:]
 
     def _timed(self, function: Any, begins: bool) -> Any:
         def timed(*args: Any) -> Any:
             if begins:
-                self.stretches.append(0.0)
-            began_s = time.thread_time()
+                self.stretches.append([0.0, 0.0])
+            lost, began_s = lost_cpu(), time.thread_time()
             result = function(*args)
-            self.stretches[-1] = max(self.stretches[-1], 1e3 * (time.thread_time() - began_s))
+            took_ms, longest_ms = 1e3 * (time.thread_time() - began_s), self.stretches[-1]
+            for at in range(1 if lost_cpu() > lost else 2):
+                longest_ms[at] = max(longest_ms[at], took_ms)
             return result
 
         return timed
