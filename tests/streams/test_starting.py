@@ -22,8 +22,8 @@ OTHERS = "__future__ bisect resource struct typing"
 
 asyncio itself imports struct before Python 3.15."""
 
-# `rdmanet ss` shows each process that has a socket for it, and what a process imports to answer is not meant here. Other
-# tests run it at the same time.
+# `rdmanet ss` shows each process that has a socket for it, and what a process imports to answer is not meant here.
+# Other tests run it at the same time.
 COMMON = """
 import asyncio, sys
 
