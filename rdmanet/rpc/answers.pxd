@@ -18,4 +18,5 @@ cdef class Answers:
     cdef Messenger _link
     cdef object _limits
     cdef CalleeBook _book
+    @cython.locals(calls=dict, link=Messenger)
     cpdef send_plain(self, Running running, object result)

@@ -15,7 +15,6 @@ from typing import Any
 
 from msgspec import Raw
 
-from rdmanet.rpc import lending
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.call_metadata import Metadata, checked_metadata
 from rdmanet.rpc.calls import CalleeBook
@@ -24,6 +23,7 @@ from rdmanet.rpc.errors import Error
 from rdmanet.rpc.failures import send_failure, unsendable
 from rdmanet.rpc.framing import reply_head
 from rdmanet.rpc.lending import (
+    APART_BYTES,
     apart,
     beside,
     goes_by_reference,
@@ -57,7 +57,7 @@ _WAITING = "results that are not read"
 
 def is_long(method: Method, result: bytes) -> bool:
     """Whether bytes that a method has returned are no plain answer."""
-    return len(result) >= lending.APART_BYTES or not method.result_is_buffer or method.result_is_array
+    return len(result) >= APART_BYTES or not method.result_is_buffer or method.result_is_array
 
 
 class Answers:

@@ -2,12 +2,15 @@
 
 cimport cython
 
+cdef long long _LAST_NUMBER
+
 
 @cython.final
 cdef class CallerBook:
     cdef public Py_ssize_t calls_max, begun
     cdef readonly dict _calls
-    cdef public object _last
+    cdef public long long _last
+    cdef long long _after(self, long long number) noexcept
     cpdef begin(self, object kind, object owner, object inflow=*, object outflow=*)
     cpdef reply(self, object number)
 

@@ -56,6 +56,7 @@ from rdmanet.rpc.method import Kind
 _STREAMS_BACK: Final = frozenset({Kind.SERVER_STREAM, Kind.BOTH})
 
 ITEM_BYTES: Final = 64
+_LAST_NUMBER: Final = NUMBERS - 1
 
 
 class Inflow:
@@ -155,13 +156,16 @@ class CallerBook:
         calls = self._calls
         if len(calls) >= self.calls_max:
             raise exceeded("calls", self.calls_max, f"this connection has {len(calls)} unfinished calls")
-        number = (self._last + 1) % NUMBERS
+        number = self._after(self._last)
         while number in calls:
-            number = (number + 1) % NUMBERS
+            number = self._after(number)
         self._last = number
         self.begun += 1
         calls[number] = kind, owner, inflow, outflow
         return number
+
+    def _after(self, number: int) -> int:
+        return 0 if number == _LAST_NUMBER else number + 1
 
     def withdraw(self, number: int) -> None:
         """The last Call was not sent after all."""

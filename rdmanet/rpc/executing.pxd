@@ -30,5 +30,5 @@ cdef class Executing:
     @cython.locals(steps=FirstSteps, method=Coded)
     cdef bint _begins_at_once(self, Running running, tuple arguments) except -1
     cpdef _execute(self, Running running, tuple arguments, list buffers)
-    @cython.locals(counter=Counter)
+    @cython.locals(counter=Counter, seconds=double)
     cdef _has_ended(self, Running running)

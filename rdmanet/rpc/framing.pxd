@@ -24,6 +24,16 @@ cdef class Frames:
 
 
 @cython.final
+cdef class Outbox:
+    cdef readonly Py_ssize_t nbytes
+    cdef Py_ssize_t _size, _usual   # of the object, and of the one before
+    cdef bytes _bytes               # ours alone
+    cpdef put(self, bytes head, bytes body)
+    cpdef bytes take(self)
+    cpdef clear(self)
+
+
+@cython.final
 @cython.freelist(64)
 cdef class PlainCall:
     cdef readonly object number, arguments

@@ -22,6 +22,8 @@ import math
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -37,6 +39,7 @@ cdef enum:
     COPIED_BYTES = 512  # a view of fewer costs more than the copy
     KEPT_LEAST = 256 << 10
     KEPT_MOST = 4
+    OUTBOX_LEAST = 1024
     ALIGN = 16
 
 HEADER_BYTES = C_HEADER_BYTES
@@ -49,6 +52,7 @@ cdef list kept = []  # bytearrays, the eldest first
 
 cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(object)
+    int _PyBytes_Resize(PyObject **, Py_ssize_t) except -1
 
 
 cdef class Frames:
@@ -235,6 +239,62 @@ def is_kept(memory):
     return any([memory is each for each in kept])
 
 
+@cython.final
+cdef class Outbox:
+    """Messages that are to be written together, each with its length before it.
+
+    They are collected in the bytes object that is written then: it grows, and is cut at its end.
+
+    :ivar nbytes: how many bytes there are
+    """
+
+    def __len__(self):
+        return self.nbytes
+
+    cpdef put(self, bytes head, bytes body):
+        """Add a message: `head`, and the rest of it."""
+        cdef Py_ssize_t first = PyBytes_GET_SIZE(head), length = first + PyBytes_GET_SIZE(body)
+        cdef Py_ssize_t needed = self.nbytes + C_HEADER_BYTES + length
+        cdef bytes larger
+        cdef char *at
+        if needed > self._size:
+            larger = PyBytes_FromStringAndSize(NULL, max(needed, 2 * self._size, self._usual, OUTBOX_LEAST))
+            if self.nbytes:
+                memcpy(PyBytes_AS_STRING(larger), PyBytes_AS_STRING(self._bytes), self.nbytes)
+            self._bytes, self._size = larger, PyBytes_GET_SIZE(larger)
+        at = PyBytes_AS_STRING(self._bytes) + self.nbytes
+        write_length(<unsigned char *>at, length)
+        memcpy(at + C_HEADER_BYTES, PyBytes_AS_STRING(head), first)
+        memcpy(at + C_HEADER_BYTES + first, PyBytes_AS_STRING(body), length - first)
+        self.nbytes = needed
+
+    cpdef bytes take(self):
+        """Them all, in one object."""
+        cdef PyObject *taken
+        cdef Py_ssize_t nbytes = self.nbytes
+        cdef bytes found = self._bytes
+        if nbytes == 0:
+            return b""
+        self.clear()
+        self._usual = nbytes + nbytes // 8
+        Py_INCREF(found)
+        taken = <PyObject *>found
+        found = None    # so that it has one reference
+        _PyBytes_Resize(&taken, nbytes)
+        found = <bytes>taken
+        Py_DECREF(found)
+        return found
+
+    cpdef clear(self):
+        """Drop them."""
+        self._bytes = None
+        self.nbytes = self._size = 0
+
+
+cdef inline void write_length(unsigned char *at, Py_ssize_t length) noexcept:
+    at[0], at[1], at[2], at[3] = length >> 24 & 255, length >> 16 & 255, length >> 8 & 255, length & 255
+
+
 cpdef bytes framed(bytes body, bytes head=b""):
     """A body with its length before it.
 
@@ -242,8 +302,8 @@ cpdef bytes framed(bytes body, bytes head=b""):
     """
     cdef Py_ssize_t first = PyBytes_GET_SIZE(head), length = first + PyBytes_GET_SIZE(body)
     cdef bytes frame = PyBytes_FromStringAndSize(NULL, C_HEADER_BYTES + length)
-    cdef unsigned char *start = <unsigned char *>PyBytes_AS_STRING(frame)
-    start[0], start[1], start[2], start[3] = length >> 24 & 255, length >> 16 & 255, length >> 8 & 255, length & 255
+    cdef char *start = PyBytes_AS_STRING(frame)
+    write_length(<unsigned char *>start, length)
     memcpy(start + C_HEADER_BYTES, PyBytes_AS_STRING(head), first)
     memcpy(start + C_HEADER_BYTES + first, PyBytes_AS_STRING(body), length - first)
     return frame

@@ -1,6 +1,8 @@
 """The C face of messenger.py."""
 
-from rdmanet.rpc.framing cimport Frames
+cimport cython
+
+from rdmanet.rpc.framing cimport Frames, Outbox
 from rdmanet.rpc.turns cimport Turns
 
 
@@ -13,16 +15,18 @@ cdef class Messenger:
     cdef readonly Turns turns
     cdef readonly Frames _framer
     cdef readonly dict _handlers
-    cdef readonly list _collected
+    cdef readonly Outbox _collected
     cdef public object _before
     cdef readonly bint _is_server
     cdef public object _on_unfinished
-    cdef Py_ssize_t _unfinished_bytes, _collected_bytes
+    cdef Py_ssize_t _unfinished_bytes
     cdef bint _is_reading, _has_had_turn, _in_turn, _had_one
     cpdef send(self, object message, object body=*)
-    cpdef send_plain(self, bytes head, object value, bint is_alone)
+    @cython.locals(length=Py_ssize_t)
+    cpdef Py_ssize_t send_plain(self, bytes head, object value, bint is_alone) except -1
+    @cython.locals(length=Py_ssize_t)
     cdef Py_ssize_t _send(self, bytes head, object body) except -1
-    cdef _send_short(self, bytes frame)
+    cdef _send_short(self, bytes head, bytes body)
     cpdef send_tailed(self, object message, object tail)
     cpdef _flush(self)
     cpdef _handle(self, object data=*)

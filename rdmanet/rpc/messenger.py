@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc.framing import HEADER_BYTES, LONG_BYTES, framed
+from rdmanet.rpc.framing import HEADER_BYTES, LONG_BYTES, Outbox, framed
 from rdmanet.rpc.limits import NUMBERS, Limits, exceeded
 from rdmanet.rpc.long_bodies import LongBody
 from rdmanet.rpc.long_writes import LongWrites
@@ -97,8 +97,7 @@ class Messenger:
         self._has_had_turn = False  # no more is handled in this turn
         self._in_turn = False  # something was written in this turn
         self._had_one = True  # message in the last turn that was looked at, sent or received
-        self._collected: list[bytes] = []
-        self._collected_bytes = 0
+        self._collected = Outbox()
         self._before: LongWrites | None = None  # a long message: what is written goes behind that
 
     def send(self, message: Any, body: bytes | bytearray | memoryview | None = None) -> int:
@@ -121,20 +120,19 @@ class Messenger:
             self._flush()
             self._write((length.to_bytes(HEADER_BYTES, "big") + head, body))
         else:
-            self._send_short(framed(bytes(body), head))
+            self._send_short(head, body if type(body) is bytes else bytes(body))
         return length
 
-    def _send_short(self, frame: bytes) -> None:
-        """Write a short frame now, or at the end of the turn."""
+    def _send_short(self, head: bytes, body: bytes) -> None:
+        """Write a short message now, or at the end of the turn."""
         if self._in_turn:
-            self._collected.append(frame)
-            self._collected_bytes += len(frame)
-            if self._collected_bytes > COLLECT_BYTES:
+            self._collected.put(head, body)
+            if self._collected.nbytes > COLLECT_BYTES:
                 self._flush()
         else:
             self._in_turn = True
             self.loop.call_soon(self._turn_ends)
-            (self.transport if self._before is None else self._before).write(frame)
+            (self.transport if self._before is None else self._before).write(framed(body, head))
 
     def send_plain(self, head: bytes, value: Any, is_alone: bool) -> int:
         """The same as `send` for a Call or Reply of which `call_head` or `reply_head` has made the beginning.
@@ -145,13 +143,12 @@ class Messenger:
         length = len(head) + len(body)
         if length > COLLECT_BYTES or length > self.longest or self.is_over:
             return self._send(head, body)
-        frame = framed(body, head)
         if is_alone and self._had_one and not self._in_turn:
             if not self._has_had_turn:
                 self._framer.budget = TURN_COST  # what this answers, or is answered by, comes in another turn
-            (self.transport if self._before is None else self._before).write(frame)
+            (self.transport if self._before is None else self._before).write(framed(body, head))
         else:
-            self._send_short(frame)
+            self._send_short(head, body)
         return length
 
     def send_tailed(self, message: msgspec.Struct, tail: bytes | memoryview) -> int:
@@ -182,14 +179,12 @@ class Messenger:
         self._in_turn = False
         if not self._has_had_turn:
             self._framer.budget = TURN_COST  # else a peer that sends little at a time is stopped now and then
-        self._had_one = not self._collected
-        if self._collected:
-            self._flush()
+        self._had_one = self._collected.nbytes == 0
+        self._flush()
 
     def _flush(self) -> None:
-        collected, self._collected, self._collected_bytes = self._collected, [], 0
-        if collected and not self.is_over:
-            (self.transport if self._before is None else self._before).write(b"".join(collected))
+        if self._collected.nbytes and not self.is_over:
+            (self.transport if self._before is None else self._before).write(self._collected.take())
 
     # -- the connection's end --------------------------------------------------------------------------------
 

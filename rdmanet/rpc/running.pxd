@@ -14,5 +14,5 @@ cdef class Running(Holder):
     cdef readonly Counter counter
     cdef readonly double begun_at
     cdef public object task, code, received, sent, released, packed, threads
-    cdef readonly list borrowed
+    cdef public list borrowed
     cdef public bint late, is_cancelled, taking, asks

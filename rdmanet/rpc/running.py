@@ -61,7 +61,7 @@ class Running(Holder):
     :ivar received: the caller's stream, if there is one
     :ivar sent: the stream to the caller, if there is one
     :ivar released: is to be done when the caller has released the result that is on loan
-    :ivar borrowed: the peer's memory of these
+    :ivar borrowed: the peer's memory of these; None: it has none
     :ivar taking: arguments are being taken
     :ivar packed: the arguments, if they have come with the memory of arrays, and are not decoded
     :ivar asks: the caller takes metadata back
@@ -90,7 +90,7 @@ class Running(Holder):
         self.sent: Sending | None = None
         self.released: asyncio.Future[None] | None = None
         self.is_cancelled = False
-        self.borrowed: list[OfferedMemory] = []
+        self.borrowed: list[OfferedMemory] | None = None
         self.taking = False
         self.packed: Packed | None = None
         self.asks = False
@@ -99,7 +99,13 @@ class Running(Holder):
     @property
     def has_returned(self) -> bool:
         """Whether it had arguments on loan, and reads nothing of them any more. Its Buffers have been released."""
-        return bool(self.borrowed) and not self.taking and not any(remote.is_used for remote in self.borrowed)
+        if not self.borrowed or self.taking:
+            return False
+        return not any(remote.is_used for remote in self.borrowed)
+
+    def borrows(self, remotes: list[OfferedMemory]) -> None:
+        """It has this memory of the peer's, too."""
+        self.borrowed = [*(self.borrowed or ()), *remotes]
 
     def called(self, arguments: tuple[Any, ...]) -> Any:
         """Call a method that has parameters by keyword, or a stream."""

@@ -10,6 +10,7 @@ cdef class Holder:
 
 cdef class Shares:
     cdef readonly object limits
+    cdef long long _calls_most, _inline_most, _lent_most, _bytes_most
     cdef public long long calls, held_bytes
     cdef readonly dict _connections
 
@@ -18,7 +19,9 @@ cdef class Share:
     cdef Shares _shares
     cdef object _source
     cdef readonly long long calls, inline_bytes, lent_bytes, frame_bytes
+    @cython.locals(shares=Shares, most=cython.longlong, held=cython.longlong, server_held=cython.longlong)
     cpdef begin(self, Holder holder, long long nbytes)
+    @cython.locals(shares=Shares, inline_bytes=cython.longlong, lent_bytes=cython.longlong)
     cpdef end(self, Holder holder)
     cpdef hold(self, Holder holder, long long nbytes, str what)
     cpdef hold_lent(self, Holder holder, long long nbytes, str what)

@@ -47,6 +47,10 @@ class Shares:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._calls_most = limits.server_calls
+        self._inline_most = limits.inline_bytes
+        self._lent_most = limits.lent_bytes
+        self._bytes_most = limits.server_bytes
         self.calls = 0
         self.held_bytes = 0
         self._connections: dict[str, int] = {}  # of each peer
@@ -99,12 +103,12 @@ class Share:
 
         :raises Error: RESOURCE_EXHAUSTED, and nothing is counted; the same holds for the methods below
         """
-        shares, limits = self._shares, self._shares.limits
-        most = limits.server_calls
+        shares = self._shares
+        most = shares._calls_most
         if shares.calls >= most and self.calls and self.calls >= shares.part(self._source, most):
             raise exceeded("server_calls", most, f"the server has {shares.calls} unfinished calls")
         held, server_held = self.inline_bytes + nbytes, shares.held_bytes + nbytes
-        if held > limits.inline_bytes or server_held > limits.server_bytes:
+        if held > shares._inline_most or server_held > shares._bytes_most:
             holder.is_counted = True
             try:
                 self.hold(holder, nbytes, "arguments")
@@ -136,10 +140,10 @@ class Share:
         if not holder.is_counted:
             raise Error(Code.CANCELLED, f"{nbytes} bytes of {what}: the call has ended")
         shares = self._shares
-        held, most = self.inline_bytes + nbytes, shares.limits.inline_bytes
+        held, most = self.inline_bytes + nbytes, shares._inline_most
         if held > most:
             raise exceeded("inline_bytes", most, f"{held} bytes of {what} in messages")
-        if shares.held_bytes + nbytes > shares.limits.server_bytes:
+        if shares.held_bytes + nbytes > shares._bytes_most:
             self._check_share(nbytes, what)
         self.inline_bytes = held
         shares.held_bytes += nbytes
@@ -159,10 +163,10 @@ class Share:
         """
         if not holder.is_counted:
             raise Error(Code.CANCELLED, f"{nbytes} bytes of {what}: the call has ended")
-        most, held = self._shares.limits.lent_bytes, self.lent_bytes + nbytes
+        most, held = self._shares._lent_most, self.lent_bytes + nbytes
         if held > most:
             raise exceeded("lent_bytes", most, f"{what} of {held} bytes")
-        if self._shares.held_bytes + nbytes > self._shares.limits.server_bytes:
+        if self._shares.held_bytes + nbytes > self._shares._bytes_most:
             self._check_share(nbytes, what)
         self.lent_bytes = held
         self._shares.held_bytes += nbytes
@@ -171,7 +175,7 @@ class Share:
     def frame_is(self, nbytes: int) -> None:
         """So many bytes have come of a frame that is not complete."""
         more = nbytes - self.frame_bytes
-        if self._shares.held_bytes + more > self._shares.limits.server_bytes:
+        if self._shares.held_bytes + more > self._shares._bytes_most:
             self._check_share(more, "a message")
         self.frame_bytes = nbytes
         self._shares.held_bytes += more
@@ -179,7 +183,7 @@ class Share:
     def _check_share(self, nbytes: int, what: str) -> None:
         """See whether this connection may have so many more bytes, although the server has as many as it may."""
         shares = self._shares
-        most = shares.limits.server_bytes
+        most = shares._bytes_most
         own = self.inline_bytes + self.lent_bytes + self.frame_bytes + nbytes
         if nbytes > 0 and own > shares.part(self._source, most):
             text = f"the server has {shares.held_bytes + nbytes} bytes, with {nbytes} of {what}"

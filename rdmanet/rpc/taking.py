@@ -72,7 +72,7 @@ async def take(
                 raise over()
             if type_ is not Buffer:
                 share.hold_lent(running, loan.length, "arguments")
-            running.borrowed.append(await _in_time(lending.found(link, loan), share.limits.lent_seconds))
+            running.borrows([await _in_time(lending.found(link, loan), share.limits.lent_seconds)])
             if type_ is Buffer:  # the method may take memory for all of it
                 found[index] = Buffer.of(Loan(link, loan), loan.length)
             else:
@@ -96,7 +96,7 @@ async def unpack(link: Link, share: Share, running: Running, packed: Packed) -> 
             raise over()
         share.hold_lent(running, memory.length, "arguments")
         remotes = await _in_time(lending.found_all(link, packed.places), share.limits.lent_seconds)
-        running.borrowed.extend(remotes)
+        running.borrows(remotes)
         unpacking = method.unpack_arguments(packed)
         arguments = await fetch(
             link.loop, unpacking, functools.partial(read_loans, link, packed.places, remotes)

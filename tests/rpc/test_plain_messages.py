@@ -12,7 +12,7 @@ from strangers import HELLO, Store, stranger
 from strangers import NUMBERS as PLACES
 
 from rdmanet.errors import ProtocolError
-from rdmanet.rpc.framing import PlainCall, PlainReply, call_head, framed, reply_head, with_tail
+from rdmanet.rpc.framing import Outbox, PlainCall, PlainReply, call_head, framed, reply_head, with_tail
 from rdmanet.rpc.messages import NIL, Call, Framer, OutCall, OutReply, Reply, bin_head, encode, frame
 from tests.support.waiting import until_seen
 
@@ -77,6 +77,22 @@ def test_a_call_is_the_same_in_both_forms(
     whole = frame(OutCall(number, method, timeout_us, arguments))
     assert framed(encode(arguments), call_head(number, method, timeout_us)) == whole
     assert found(whole, plain=True) == found(whole, plain=False)
+
+
+@given(st.lists(st.lists(st.tuples(st.binary(max_size=30), st.integers(0, 3000)), min_size=1), max_size=4))
+def test_messages_that_are_written_together(turns: list[list[tuple[bytes, int]]]):
+    outbox = Outbox()
+    for messages in turns:
+        for head, size in messages:
+            outbox.put(head, bytes([size % 256]) * size)
+        frames = [framed(bytes([size % 256]) * size, head) for head, size in messages]
+        assert len(outbox) == outbox.nbytes == sum(map(len, frames))
+        assert outbox.take() == b"".join(frames)
+        assert len(outbox) == 0
+    outbox.put(b"head", b"body")
+    outbox.clear()
+    outbox.put(b"", b"body")
+    assert outbox.take() == framed(b"body")
 
 
 @given(NUMBERS, VALUES)
