@@ -156,7 +156,7 @@ ROOMS = [
     [
         {"rpc.pool", "rpc.slot", "rpc.resolving", "rpc.dialing", "rpc.tried", "rpc.hedging"},
         {"rpc.client_interceptors"},
-        {"rpc.dynamic_client"},
+        {"rpc.dynamic_client", "rpc.dynamic_results"},
     ],
     [{"rpc.lending_objects"}],
     [{"rpc.client"}],

@@ -7,8 +7,8 @@ usage: rdmanet call HOST:PORT                           its services, methods an
 A stream is printed with a line for each item. A stream of the caller's is read from standard input, as JSON, a line for
 each item. Bytes and buffers are given as text, or as @FILE for the contents of a file. Arrays are given as @FILE.npy,
 as [[1, 2], [3, 4]], or as ["<f4", [2, 2], "@FILE"]. A result that is a buffer is printed as its length, and an array as
-its type, its shape and its items, if these are few; --output writes them to a file. Exit status: 64 and the number of
-the error's code, if the call fails: NOT_FOUND is 69.
+its type, its shape and its items, if these are few; so is an array within a result. --output writes them to a file.
+Exit status: 64 and the number of the error's code, if the call fails: NOT_FOUND is 69.
 """
 
 import argparse
@@ -66,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=file_path,
         metavar="FILE",
-        help="write the result, a buffer or an array, to this file; FILE.npy is one of NumPy",
+        help="write the result, a buffer or an array, to this file; FILE.npy is one of NumPy, and FILE.npz has the"
+        " arrays within a result",
     )
     parser.add_argument(
         "-v",
@@ -198,6 +199,7 @@ async def _classes(args: argparse.Namespace, host: str, port: int | None) -> Non
 
 
 async def _called(args: argparse.Namespace, host: str, port: int | None) -> None:
+    from rdmanet.cli.call_arrays import is_shown, write_archive
     from rdmanet.errors import printable
     from rdmanet.rpc.buffer import Buffer
     from rdmanet.rpc.context import deadline_in
@@ -231,8 +233,9 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
             raise Misuse(
                 f"{service} has no method {name!r}; it has: {printable(', '.join(schema.methods), 1000)}"
             )
-        if args.output is not None and not method.result_is_buffer:
-            raise Misuse(f"--output: {args.method} returns no buffer: {printable(str(method))}")
+        if args.output is not None and (wrong := _not_writable(args.output, method)):
+            raise Misuse(f"--output: {args.method} {wrong}: {printable(str(method))}")
+        method.wants = is_shown if args.output is None else _any
         try:
             arguments = method.arguments_of(given, schema.structs, _bytes, _array)
         except ValueError as exc:
@@ -254,6 +257,8 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
         if said is not None:
             said.first()
         if not isinstance(result, Buffer):
+            if args.output is not None:
+                write_archive(args.output, method.arrays)
             _print(result)
             return
         async with result:
@@ -266,10 +271,33 @@ async def _called(args: argparse.Namespace, host: str, port: int | None) -> None
                 await _print_array(result, array)
 
 
+def _any(_: Any) -> bool:
+    return True
+
+
+def _not_writable(path: Path, method: Any) -> str:
+    """Why a result cannot be written to this file; "" if it can."""
+    from rdmanet.rpc.method import Kind
+
+    if method.kind in (Kind.SERVER_STREAM, Kind.BOTH):
+        return "returns a stream, which is printed"
+    if method.result_brings and path.suffix != ".npz":
+        return "returns arrays within something else, for which give FILE.npz"
+    return "" if method.result_is_buffer or method.result_brings else "returns no buffer"
+
+
 def _print(value: Any, to: Any = None) -> None:
     import msgspec
 
-    print(json.dumps(msgspec.to_builtins(value, str_keys=True), default=str), flush=True, file=to)
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
+    print(json.dumps(plain, default=str), flush=True, file=to)
+
+
+def _shown(array: Any) -> dict[str, Any]:
+    """An array within a result, as it is printed."""
+    from rdmanet.cli.call_arrays import is_shown, shown_array
+
+    return shown_array(array.placed, array.nbytes, array.data if is_shown(array.placed) else None)
 
 
 class _Said:
@@ -351,12 +379,10 @@ async def _readable(fd: int) -> None:
 
 
 async def _print_array(buffer: Any, array: Any) -> None:
-    from rdmanet.cli.call_arrays import fits, is_shown, items_of
+    from rdmanet.cli.call_arrays import fits, is_shown, shown_array
 
-    found = {"dtype": array.dtype, "shape": array.shape, "bytes": buffer.nbytes}
-    if fits(array, buffer.nbytes) and is_shown(array):
-        found["items"] = items_of(array, await buffer.read())
-    _print(found)
+    data = await buffer.read() if fits(array, buffer.nbytes) and is_shown(array) else None
+    _print(shown_array(array, buffer.nbytes, data))
 
 
 async def _written(buffer: Any, array: Any, path: Path) -> None:

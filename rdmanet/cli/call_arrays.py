@@ -1,5 +1,7 @@
 """Arrays of `rdmanet call`: from lists of numbers and NumPy's files (.npy), and to these. NumPy is not needed.
 
+Arrays within a result go to an archive, as numpy.savez() writes it: a ZIP file with a file of NumPy for each.
+
 An array is [dtype, shape, bytes], as on the wire (docs/reference/rpc-protocol.md). The types of items have the same
 names in files of NumPy, but for those of the package ml_dtypes: NumPy writes these as bytes ("|V2").
 """
@@ -7,18 +9,21 @@ names in files of NumPy, but for those of the package ml_dtypes: NumPy writes th
 import ast
 import math
 import struct
+import zipfile
 from operator import index
 from pathlib import Path
 from typing import Any, Final
 
 from rdmanet.errors import shown
+from rdmanet.rpc.dynamic_results import ArrayWithin
 from rdmanet.rpc.item_types import ANY, item_bytes
-from rdmanet.rpc.messages import Array, ItemType
+from rdmanet.rpc.messages import Array, ItemType, Placed
 
 _MAGIC: Final = b"\x93NUMPY"
 _HEAD_MOST: Final = 1 << 20
 _ALIGN: Final = 64
 _ITEMS_SHOWN: Final = 1000
+_NAME_MOST: Final = 1000
 _CODES: Final = {
     "b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
     "f2": "e", "f4": "f", "f8": "d",
@@ -113,7 +118,7 @@ def fits(array: Array, nbytes: int) -> bool:
         return False
 
 
-def file_head(array: Array) -> bytes:
+def file_head(array: Array | Placed) -> bytes:
     """What begins a file of NumPy with this array."""
     descr, shape = _descr(array.dtype), tuple(array.shape)
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
@@ -132,13 +137,37 @@ def _descr(dtype: ItemType) -> Any:
     ]
 
 
-def is_shown(array: Array) -> bool:
+def write_archive(path: Path, arrays: list[ArrayWithin]) -> None:
+    """Write arrays within a result: each has the name of its place, as numpy.load() shows it."""
+    names: set[str] = set()
+    with zipfile.ZipFile(path, "w") as archive:
+        for array in arrays:
+            assert array.data is not None
+            name = (array.where or "result").replace("\0", "")[:_NAME_MOST]
+            while name in names:  # one key has a dot, and others are on the way
+                name += "_"
+            names.add(name)
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                file.write(file_head(array.placed))
+                file.write(array.data)
+
+
+def is_shown(array: Array | Placed) -> bool:
     """Whether the items are printed: a few numbers."""
     is_plain = isinstance(array.dtype, str) and array.dtype[1:] in _CODES
     return is_plain and 0 < math.prod(array.shape) <= _ITEMS_SHOWN
 
 
-def items_of(array: Array, data: memoryview) -> Any:
+def shown_array(array: Array | Placed, nbytes: int, data: memoryview | bytes | None) -> dict[str, Any]:
+    """An array, as it is printed.
+
+    :param data: its bytes, if it `is_shown`
+    """
+    found = {"dtype": array.dtype, "shape": array.shape, "bytes": nbytes}
+    return found if data is None else found | {"items": _items_of(array, data)}
+
+
+def _items_of(array: Array | Placed, data: memoryview | bytes) -> Any:
     """The items of an array that `is_shown`, as nested lists."""
     assert isinstance(array.dtype, str)
     found: list[Any] = list(struct.unpack(_format(array.dtype, math.prod(array.shape)), data))

@@ -4,7 +4,7 @@ A server sends its schema to a client that has another one (messages.py: Hello).
 and makes its methods from the answer. Types are checked by the server alone. What plain data, such as JSON has, does
 not have is converted by the schema: bytes, keys of maps that are no texts, structs that go as arrays. An array is given
 as on the wire, [dtype, shape, bytes], or by what the user takes for one, also inside of others; the result of a method
-that returns one is its bytes.
+that returns one is its bytes. Arrays within a result are in it as dynamic_results.py has them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import msgspec
 
 from rdmanet.errors import ProtocolError, shown
 from rdmanet.rpc import endpoints
+from rdmanet.rpc.array_types import has_array
 from rdmanet.rpc.buffer import Buffer
 from rdmanet.rpc.channel import Channel
 from rdmanet.rpc.coded import Coded
 from rdmanet.rpc.describe import BUFFER, Description, Structs, decode_description, text
+from rdmanet.rpc.dynamic_results import ArrayWithin, Finder, Reading, without_limits
 from rdmanet.rpc.limits import DEFAULT
-from rdmanet.rpc.messages import Array, Lent
+from rdmanet.rpc.messages import Array, Lent, Placed
 from rdmanet.rpc.method import Kind, Method, Parameter
 from rdmanet.rpc.method_options import Options
+from rdmanet.rpc.packing import Packed, Unpacking
 from rdmanet.rpc.schema import Schema
 from rdmanet.rpc.weights import Scale
 
@@ -56,7 +59,8 @@ class Discovered(Schema):
         """Take the server's schema for ours."""
         self.described, self.structs = decode_description(raw)
         _check(self.described, self.structs)
-        super().__init__(self.name, [DiscoveredMethod(self.name, each) for each in self.described])
+        methods: list[Method] = [DiscoveredMethod(self.name, each, self.structs) for each in self.described]
+        super().__init__(self.name, methods)
         return {each[0]: number for number, each in enumerate(self.described)}
 
 
@@ -69,11 +73,13 @@ class DiscoveredMethod(Method):
     Its calls need not have all `arguments`: those at the end may be left out, if they have defaults.
 
     :ivar array: its last result, if that is an array: what its bytes mean
+    :ivar arrays: those within its last result, or item
+    :ivar wants: says which of these are read; at first, none is
     """
 
     array: Array
 
-    def __init__(self, service: str, described: Any) -> None:
+    def __init__(self, service: str, described: Any, structs: Structs) -> None:
         name, kind, self.described, stream, result = described
         Coded.__init__(self, f"{service}.{name}", name)
         self.options, self.is_limited = Options(), False
@@ -84,11 +90,19 @@ class DiscoveredMethod(Method):
         ]
         self.stream = None if self.kind in (Kind.UNARY, Kind.SERVER_STREAM) else ("the stream", stream)
         self.result_description = result
-        self.result_is_buffer = result == BUFFER or _kind(result) == "array"
-        self.result_is_apart = self.result_is_buffer
+        self.arrays: list[ArrayWithin] = []
+        self.wants: Callable[[Placed], bool] = lambda _: False
+        self._structs = structs
+        self._reading: Reading | None = None
+        is_streamed = self.kind in (Kind.SERVER_STREAM, Kind.BOTH)
+        self.result_is_buffer = not is_streamed and (result == BUFFER or _kind(result) == "array")
+        self.result_brings = not self.result_is_buffer and has_array(result, structs, set())
+        self.result_is_apart = self.result_is_buffer or self.result_brings
         self.result = Buffer if self.result_is_buffer else Any
         self.buffers = [index for index, parameter in enumerate(self.parameters) if parameter.is_buffer]
-        decode = _buffer if result == BUFFER else self._bytes_of_array if self.result_is_buffer else _any
+        decode: Callable[[Any], Any] = self._with_arrays if self.result_brings else _any
+        if self.result_is_buffer:
+            decode = _buffer if result == BUFFER else self._bytes_of_array
         self.read_result(decode, _ANY_SCALE)
         self._item = self._details = _any
         self.scale = self.item_scale = self._details_scale = _ANY_SCALE
@@ -96,6 +110,24 @@ class DiscoveredMethod(Method):
     def _bytes_of_array(self, raw: Any) -> memoryview | Lent:
         self.array = _array(raw)
         return self.array.data
+
+    def _with_arrays(self, raw: Any) -> Any:
+        reading = self._reading or Reading(Packed(raw, memoryview(b"")), self.wants)
+        self.arrays = []
+
+        def found(placed: Placed, where: str) -> ArrayWithin:
+            self.arrays.append(array := reading.found(placed, where))
+            return array
+
+        return Finder(self._structs, found)(_any(raw), self.result_description)
+
+    def unpack_result(self, packed: Packed, most: int) -> Unpacking:
+        reading = self._reading = Reading(packed, self.wants)
+        try:
+            reading.value = self.decode_result(packed.raw, most)
+        finally:
+            self._reading = None
+        return reading
 
     def arguments_of(
         self, given: dict[str, Any], structs: Structs, bytes_of: BytesOf, array_of: ArrayOf
@@ -154,7 +186,7 @@ class Converter:
 
         :raises ValueError: a field is unknown or missing
         """
-        type_ = _without_limits(type_)
+        type_ = without_limits(type_)
         kind, *parts = [type_] if isinstance(type_, str) else type_
         if kind == "object":
             raise ValueError(f"{where} is an object of the service {parts[0]}: only a program can lend one")
@@ -197,7 +229,7 @@ class Converter:
         return found
 
     def _member(self, value: Any, types: list[Description], where: str) -> Any:
-        types = [_without_limits(each) for each in types]
+        types = [without_limits(each) for each in types]
         kinds = {
             "bytes" if each == BUFFER else each if isinstance(each, str) else each[0]: each for each in types
         }
@@ -256,16 +288,12 @@ def _check_type(type_: Any, structs: Structs, depth: int) -> None:
             _check_type(part, structs, depth + 1)
 
 
-def _without_limits(type_: Description) -> Description:
-    return _without_limits(type_[1]) if _kind(type_) == "within" else type_
-
-
 def _kind(type_: Description) -> str:
     return type_ if isinstance(type_, str) else str(type_[0])
 
 
 def _key(key: str, type_: Description) -> Any:
-    return int(key) if _without_limits(type_) == "int" and key.lstrip("-").isdecimal() else key
+    return int(key) if without_limits(type_) == "int" and key.lstrip("-").isdecimal() else key
 
 
 @contextlib.asynccontextmanager

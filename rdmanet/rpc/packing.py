@@ -274,14 +274,18 @@ class Unpacking:
             bytes_of(array)[:] = place
             check_texts(array)
             return type_.given(array)
-        if not self._end <= place <= self._nbytes - nbytes:
-            text = f"an array of {nbytes} bytes at {place} is not in the {self._nbytes} bytes of memory of the message"
-            raise ValueError(f"{text}, behind the arrays before it")
-        self._end = place + nbytes
+        self._claim(place, nbytes)
         array = self._memory_for(type_, placed, place, nbytes)
         if nbytes and has_texts(array.dtype):
             self._texts.append(array)
         return type_.given(array)
+
+    def _claim(self, place: int, nbytes: int) -> None:
+        """Raise ValueError if the next array cannot have so many bytes there."""
+        if not self._end <= place <= self._nbytes - nbytes:
+            text = f"an array of {nbytes} bytes at {place} is not in the {self._nbytes} bytes of memory of the message"
+            raise ValueError(f"{text}, behind the arrays before it")
+        self._end = place + nbytes
 
     def _memory_for(self, type_: ArrayType, placed: Placed, place: int, nbytes: int) -> Any:
         if nbytes == 0:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rdmanet.cli.call_arrays import file_head, fits, of_file, of_list
-from rdmanet.rpc.messages import Array, Field
+from rdmanet.cli.call_arrays import file_head, fits, of_file, of_list, write_archive
+from rdmanet.rpc.dynamic_results import ArrayWithin
+from rdmanet.rpc.messages import Array, Field, Placed
 
 numpy = pytest.importorskip("numpy")
 
@@ -18,6 +19,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 SERVER = """
 import asyncio, sys
+from collections.abc import AsyncIterator
 import numpy
 from numpy.typing import NDArray
 from rdmanet import rpc
@@ -31,6 +33,13 @@ class Store(rpc.Service):
         return {name: float(array.sum()) for name, array in state.items()}
     async def same(self, array: numpy.ndarray) -> numpy.ndarray:
         return array
+    async def state(self, size: int) -> dict[str, NDArray[numpy.float32]]:
+        return {"w": numpy.ones((2, 2), "f4"), "long": numpy.arange(size, dtype="f4"), "a.b": numpy.zeros(0, "f4")}
+    async def found(self) -> tuple[int, list[NDArray[numpy.int8] | None]]:
+        return 3, [None, numpy.array([1, 2], "i1")]
+    async def rows(self, count: int) -> AsyncIterator[numpy.ndarray]:
+        for index in range(count):
+            yield numpy.array([index, 2 * index])
 
 async def main():
     server = await rpc.serve(Store(), "127.0.0.1", 0, transport="tcp")
@@ -91,6 +100,43 @@ def test_files_of_numpy(server, tmp_path: Path):
     assert plain.read_bytes() == array.tobytes()
 
 
+def test_arrays_within_a_result(server, tmp_path: Path):
+    w = {"dtype": "<f4", "shape": [2, 2], "bytes": 16, "items": [[1, 1], [1, 1]]}
+    empty = {"dtype": "<f4", "shape": [0], "bytes": 0}
+    status, out, err = call(server, "Store.state", '{"size": 3}')
+    assert (status, err) == (0, "")
+    short = {"dtype": "<f4", "shape": [3], "bytes": 12, "items": [0, 1, 2]}
+    assert json.loads(out) == {"w": w, "long": short, "a.b": empty}
+    long = {"dtype": "<f4", "shape": [5000], "bytes": 20_000}
+    file = tmp_path / "state.npz"
+    for more in ([], ["--output", file]):
+        status, out, err = call(server, "Store.state", '{"size": 5000}', *more)
+        assert (status, json.loads(out), err) == (0, {"w": w, "long": long, "a.b": empty}, "")
+    with numpy.load(file) as found:
+        assert sorted(found) == ["a.b", "long", "w"]
+        assert (found["long"] == numpy.arange(5000)).all() and found["long"].dtype == "f4"
+        assert found["w"].shape == (2, 2) and found["a.b"].shape == (0,)
+    status, out, err = call(server, "Store.found", "{}", "--output", file)
+    assert json.loads(out) == [3, [None, {"dtype": "|i1", "shape": [2], "bytes": 2, "items": [1, 2]}]]
+    with numpy.load(file) as found:
+        assert list(found) == ["1.1"] and found["1.1"].tolist() == [1, 2]
+    status, out, err = call(server, "Store.rows", '{"count": 2}')
+    assert (status, err) == (0, "")
+    assert [json.loads(line)["items"] for line in out.splitlines()] == [[0, 0], [1, 2]]
+
+
+def test_names_in_an_archive(tmp_path: Path):
+    """A server may have any keys."""
+    arrays = []
+    for where in ("a.b", "a.b", "", "../x\0", "n" * 2000, "ö"):
+        arrays.append(ArrayWithin(Placed("<i2", [1], 0), 2, where))
+        arrays[-1].data = memoryview(b"\1\0")
+    write_archive(tmp_path / "all.npz", arrays)
+    with numpy.load(tmp_path / "all.npz") as found:
+        assert list(found) == ["a.b", "a.b_", "result", "../x", "n" * 1000, "ö"]
+        assert all(found[name].tolist() == [1] for name in found)
+
+
 def test_errors_teach(server, tmp_path: Path):
     columns, other, empty = tmp_path / "columns.npy", tmp_path / "other", tmp_path / "empty"
     numpy.save(columns, numpy.ones((2, 3), order="F"))
@@ -107,6 +153,18 @@ def test_errors_teach(server, tmp_path: Path):
     ):
         status, out, err = call(server, "Store.double", json.dumps({"array": array}))
         assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
+    for method, given, file, says in (
+        (
+            "state",
+            '{"size": 1}',
+            "state.npy",
+            "returns arrays within something else, for which give FILE.npz",
+        ),
+        ("rows", '{"count": 1}', "rows.npz", "returns a stream, which is printed"),
+        ("sums", '{"state": {}}', "sums.npz", "returns no buffer"),
+    ):
+        status, out, err = call(server, f"Store.{method}", given, "--output", tmp_path / file)
+        assert (status, out) == (2, "") and says in err and not (tmp_path / file).exists()
     status, _, err = call(server, "Store.double", '{"array": 1}')
     assert status == 67 and "INVALID_ARGUMENT" in err
 
