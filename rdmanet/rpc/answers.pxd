@@ -4,6 +4,7 @@ cimport cython
 
 from rdmanet.rpc.calls cimport CalleeBook
 from rdmanet.rpc.coded cimport Coded
+from rdmanet.rpc.framing cimport reply_head
 from rdmanet.rpc.messenger cimport Messenger
 from rdmanet.rpc.running cimport Running
 from rdmanet.rpc.shares cimport Share

@@ -11,6 +11,7 @@ cdef class CallerBook:
     cdef readonly dict _calls
     cdef public long long _last
     cdef long long _after(self, long long number) noexcept
+    @cython.locals(number=object)  # made once
     cpdef begin(self, object kind, object owner, object inflow=*, object outflow=*)
     cpdef reply(self, object number)
 

@@ -185,10 +185,11 @@ class CallerBook:
 
         :raises ProtocolError: it may not; the same holds for the methods below
         """
-        found = self._calls.get(number)
+        found = self._calls.pop(number, None)
         if found is None or found[0] in _STREAMS_BACK:
+            if found is not None:
+                self._calls[number] = found  # its owner is to hear why the connection ends
             raise self._violation(number, found, "Reply")
-        del self._calls[number]
         return found[1]
 
     def failure(self, number: int) -> Any:

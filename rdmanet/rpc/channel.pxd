@@ -2,7 +2,7 @@
 
 cimport cython
 
-from rdmanet.rpc.framing cimport PlainReply
+from rdmanet.rpc.framing cimport PlainReply, call_head
 from rdmanet.rpc.pending cimport CallDetails, Pending
 from rdmanet.rpc.unary cimport Calling, Unary
 

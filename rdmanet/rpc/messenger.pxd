@@ -2,8 +2,10 @@
 
 cimport cython
 
-from rdmanet.rpc.framing cimport Frames, Outbox
+from rdmanet.rpc.framing cimport Frames, Outbox, framed
 from rdmanet.rpc.turns cimport Turns
+
+cdef Py_ssize_t _COLLECT_BYTES
 
 
 cdef class Messenger:

@@ -37,6 +37,7 @@ from rdmanet.rpc.turns import Turns
 logger = logging.getLogger("rdmanet.rpc")
 
 COLLECT_BYTES = 64 << 10
+_COLLECT_BYTES = COLLECT_BYTES  # for C
 TURN_COST = 64
 TAIL_BYTES = 16 << 10
 """To copy fewer takes less time than to write them apart. Over RDMA so many are sent from where they are."""
@@ -116,7 +117,7 @@ class Messenger:
             raise exceeded("message_bytes", self.longest, f"a message of {length} bytes to the peer")
         if self.is_over:
             return length
-        if length > COLLECT_BYTES:
+        if length > _COLLECT_BYTES:
             self._flush()
             self._write((length.to_bytes(HEADER_BYTES, "big") + head, body))
         else:
@@ -127,7 +128,7 @@ class Messenger:
         """Write a short message now, or at the end of the turn."""
         if self._in_turn:
             self._collected.put(head, body)
-            if self._collected.nbytes > COLLECT_BYTES:
+            if self._collected.nbytes > _COLLECT_BYTES:
                 self._flush()
         else:
             self._in_turn = True
@@ -141,7 +142,7 @@ class Messenger:
         """
         body = encode(value)
         length = len(head) + len(body)
-        if length > COLLECT_BYTES or length > self.longest or self.is_over:
+        if length > _COLLECT_BYTES or length > self.longest or self.is_over:
             return self._send(head, body)
         if is_alone and self._had_one and not self._in_turn:
             if not self._has_had_turn:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from rdmanet.rpc.calls import CalleeBook
 from rdmanet.rpc.context import CallInfo
@@ -83,7 +83,7 @@ class Running(Holder):
         self.call = call
         self.counter = counter
         self.begun_at = begun_at
-        self.task: asyncio.Task[None] = cast(Any, None)
+        self.task: asyncio.Task[None] = None  # type: ignore[assignment]
         self.late = False
         self.code: int | None = None
         self.received: Receiving | None = None

@@ -17,6 +17,8 @@ from rdmanet.rpc.method import Kind, Method
 from rdmanet.rpc.pending import CallDetails
 from rdmanet.rpc.response import Response
 
+_current = CURRENT.get
+
 
 class Options:
     """What `rpc.options` can change in the calls of a client."""
@@ -67,7 +69,7 @@ def _called(
         arguments, stream = method.bind(arguments, by_name)
     if options.into is not None:
         options.into.check(method)
-    if options.timeout is not None or CURRENT.get() is not None:
+    if options.timeout is not None or _current() is not None:
         deadline = deadline_in(options.timeout)
     metadata, into, wait, response = options.metadata, options.into, options.wait, options.response
     details = CallDetails(method, arguments, stream, deadline, metadata, into, wait, response)
