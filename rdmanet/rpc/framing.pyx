@@ -146,7 +146,10 @@ cdef class Frames:
         cdef Py_ssize_t length, start
         if self._body is not None and self.budget > 0:
             start, at = at, min(end, at + self._length - self._have)
-            self._body[self._have : self._have + at - start] = memoryview(data)[start:at]
+            if self._tail is not None and at - start == self._length == end and type(data) is bytes:
+                self._tail = data   # it has come by itself, as one of 64 KiB does
+            else:
+                self._body[self._have : self._have + at - start] = memoryview(data)[start:at]
             self.came(at - start)
             if self._have < self._length:
                 return 0

@@ -4,7 +4,8 @@
 # exactly of that form is left to msgspec, which says what is wrong with it: so no more is accepted here than there.
 #
 # If a plain message ends with an argument or a result of TAIL_LEAST bytes and more, these are its `tail`: a bytes
-# object of their own, into which they go from what was received. Whoever wants `bytes` has them without another copy.
+# object of their own: what was received, or that into which they go from there. Whoever wants `bytes` has them without
+# another copy.
 
 cdef enum:
     CALL = 1                # the tags of messages.py

@@ -145,6 +145,20 @@ def test_tails_in_pieces(size: int, form: str, others: int):
         assert found(whole + whole, plain=True, cuts=[len(whole) + 30]) == 2 * wanted
 
 
+@pytest.mark.parametrize("size", [4096, 65_536])
+def test_a_tail_that_has_come_by_itself_is_not_copied(size: int):
+    whole = frame(OutCall(7, 300, None, [1, bytes(size)]))
+    framer = Framer(1 << 20)
+    framer.gives_plain = True
+    start, tail = whole[:-size], whole[-size:]
+    assert framer.feed(start) == []
+    (message,) = framer.feed(tail)
+    assert message.tail is tail
+    assert framer.feed(start) == []
+    (message,) = framer.feed(tail + start)
+    assert message.tail == tail
+
+
 @pytest.mark.parametrize("transport", ["tcp"])
 @pytest.mark.parametrize("come", [10_000, 180_000])
 async def test_a_tail_of_which_the_rest_never_comes(net: Net, come: int):
