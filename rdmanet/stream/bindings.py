@@ -372,7 +372,7 @@ class _Registration:
         if part.length < mr.length:
             begin = part.address - mr.to_remote().address
             memory = memoryview(mr)[begin : begin + part.length]
-        self._mr = owner.engine.pd.reg_mr(memory, access)
+        self._mr = region_for_peers(owner.engine.pd, memory, access)
         self.rkey = self._mr.rkey
 
     def bind(self, done: Callable[[], None]) -> None:
