@@ -83,7 +83,8 @@ static void test_a_lock_held_while_polling(void)
 	close_pair();
 }
 
-/* This process has one thread. ThreadSanitizer adds one, which computes now and then, on whichever CPU. */
+/* This process has one thread. ThreadSanitizer adds one, which computes now and then, on whichever CPU; and a slower
+ * program loses more of its time to the host, which counts as its own. */
 #ifdef RN_TSAN
 enum { MAY_BE_OURSELVES = true };
 #else
