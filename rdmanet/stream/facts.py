@@ -69,13 +69,13 @@ class Facts:
         """The fact of this name; `default` if it is not known."""
         if self._known is None and name not in _NAMES:
             return default  # what asyncio asks of each connection (sslcontext) has nothing put together
-        known = self.known()
-        if name == "peername" and known and not self._has_asked:
-            self._take_port(known)
-        return known.get(name, default)
+        kept = self.kept()
+        if name == "peername" and kept and not self._has_asked:
+            self._take_port(kept)
+        return kept.get(name, default)
 
-    def known(self) -> dict[str, Any]:
-        """All of them, by their names; empty until the connection is established.
+    def kept(self) -> dict[str, Any]:
+        """All of them, by their names, in a dict that is kept; empty until the connection is established.
 
         The peer's port is 0 if it is not a real one and nobody has asked for it.
         """
@@ -87,6 +87,15 @@ class Facts:
                 if self._known is None:
                     self._known = known
         return self._known
+
+    def known(self) -> dict[str, Any]:
+        """The same, for who lists connections: nothing is kept.
+
+        Of thousands that stay, Python's collector would look at all that a list has made, in the middle of a slice.
+        """
+        if self._known is None and self._learned is not None:
+            return _told(*self._learned)
+        return self.kept()
 
     def _take_port(self, known: dict[str, Any]) -> None:
         """Somebody asks for the peer's name."""

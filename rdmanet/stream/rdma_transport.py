@@ -147,8 +147,8 @@ class RdmaTransport(asyncio.Transport):
             return default if user is None else user
         if name == "rdma_shared_receive":
             return default if self.shared is None else self.shared.stats()
-        if name == "socket" and facts and name not in (known := facts.known()):
-            known[name] = RdmaSocket(known["sockname"], facts.get("peername"), self)
+        if name == "socket" and facts and name not in (kept := facts.kept()):
+            kept[name] = RdmaSocket(kept["sockname"], facts.get("peername"), self)
         return facts.get(name, default)
 
     def explain(self) -> str:

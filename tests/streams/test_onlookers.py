@@ -366,3 +366,15 @@ async def test_without_descriptors_it_is_not_watched_from_outside(monkeypatch, n
     client.transport.write(b"one")
     await server.until_received(3)
     assert {*onlookers._all} <= before and len(watching.connections()) == 2
+
+
+async def test_a_list_leaves_nothing_behind(net: Net):
+    """Objects of thousands of connections that stay have the collector run in the middle of a slice."""
+    client, server = await net.pair()
+    lives = [client.transport._life, server.transport._life]
+    for life in lives:
+        life.facts._known = None  # as if nobody had asked
+        list(life.loop_context.connection_rows())
+    assert [life.facts._known for life in lives] == [None, None]
+    assert client.transport.get_extra_info("sockname") == lives[0].facts.known()["sockname"]
+    assert lives[0].facts.known() is lives[0].facts.kept()
