@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,16 +58,6 @@ class Mixed(Many):
     def connection_infos(self) -> Iterator[ConnectionInfo]:
         for stats in ({"a": 1, "b": 2}, {}, {"a": 3, "b": 4}, {"c": 5}):
             yield ConnectionInfo("tcp", "", "client", ("127.0.0.1", 1), None, "open", stats=stats)
-
-
-class Delayed(Many):
-    """A source whose process loses the CPU while it makes rows."""
-
-    def connection_infos(self) -> Iterator[ConnectionInfo]:
-        for number, info in enumerate(super().connection_infos()):
-            if number in (8, 16):
-                time.sleep(0.06)
-            yield info
 
 
 def watched(source: Many) -> onlookers.Onlookers:
@@ -129,10 +121,12 @@ async def test_the_loop_does_its_other_work_meanwhile(monkeypatch):
 
 
 async def test_a_line_is_no_shorter_because_others_had_the_cpu(monkeypatch):
-    """As if each of them had it for a tick. Shorter lines are more lines, just where there is no time for them."""
+    """Shorter lines are more lines, just where there is no time for them. At each look two slices have passed."""
     monkeypatch.setattr(onlookers, "SLICE_S", 0.05)
-    source = Delayed(onlookers.ROWS_MOST)
-    at = watched(source)
+    clock = itertools.count(time.monotonic(), 0.1)
+    times = SimpleNamespace(monotonic=lambda: next(clock), thread_time=time.thread_time)
+    monkeypatch.setattr(onlookers, "time", times)
+    at = watched(Many(onlookers.ROWS_MOST))
     with look(at) as sock:
         lines = await read_all(sock)
     at.close()
