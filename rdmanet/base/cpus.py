@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Set
 from functools import lru_cache
 
 _PLACES_MOST = 64
-"""So many sets of CPUs are compared with others."""
+"""So many different pairs of sets of CPUs are asked about, at most."""
 _PAIRS_MOST = 1 << 16
+"""And so many pairs of processes are looked at."""
 ROOT = "/"
 """Where /proc and /sys are."""
 _PIN = "pin both to CPUs of one node (taskset, numactl --cpunodebind)"
@@ -42,7 +43,8 @@ def why_far(pid: int, peer: int) -> str:
 def is_any_far(pairs: Iterable[tuple[int, int]]) -> bool:
     """Whether `why_far` may have something to say of a pair of processes; on nearly every machine it has not.
 
-    Of pairs that may run on the same CPUs one is asked. Strangers may say who is whose peer: nobody is held up by that.
+    Of pairs with the same two sets of CPUs one is asked. Others' processes say who is whose peer, so what that takes is
+    bounded, and True beyond.
     """
     cpus, asked = dict[int, frozenset[int]](), set[tuple[frozenset[int], frozenset[int]]]()
     for number, (pid, peer) in enumerate(pairs):
