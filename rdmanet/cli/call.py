@@ -293,11 +293,15 @@ def _print(value: Any, to: Any = None) -> None:
     print(json.dumps(plain, default=str), flush=True, file=to)
 
 
-def _shown(array: Any) -> dict[str, Any]:
-    """An array within a result, as it is printed."""
+def _shown(value: Any) -> Any:
+    """What JSON does not have, as it is printed: an array within a result. A peer may have sent something else."""
     from rdmanet.cli.call_arrays import is_shown, shown_array
+    from rdmanet.errors import shown
+    from rdmanet.rpc.dynamic_results import ArrayWithin
 
-    return shown_array(array.placed, array.nbytes, array.data if is_shown(array.placed) else None)
+    if not isinstance(value, ArrayWithin):
+        return shown(value)
+    return shown_array(value.placed, value.nbytes, value.data if is_shown(value.placed) else None)
 
 
 class _Said:

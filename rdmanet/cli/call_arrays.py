@@ -7,7 +7,9 @@ names in files of NumPy, but for those of the package ml_dtypes: NumPy writes th
 """
 
 import ast
+import itertools
 import math
+import re
 import struct
 import zipfile
 from operator import index
@@ -24,6 +26,7 @@ _HEAD_MOST: Final = 1 << 20
 _ALIGN: Final = 64
 _ITEMS_SHOWN: Final = 1000
 _NAME_MOST: Final = 1000
+_SEPARATORS: Final = re.compile(r"[/\\]")
 _CODES: Final = {
     "b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
     "f2": "e", "f4": "f", "f8": "d",
@@ -139,17 +142,23 @@ def _descr(dtype: ItemType) -> Any:
 
 def write_archive(path: Path, arrays: list[ArrayWithin]) -> None:
     """Write arrays within a result: each has the name of its place, as numpy.load() shows it."""
-    names: set[str] = set()
+    names, numbers = set[str](), itertools.count(1)
     with zipfile.ZipFile(path, "w") as archive:
         for array in arrays:
             assert array.data is not None
-            name = (array.where or "result").replace("\0", "")[:_NAME_MOST]
+            name = first = _file_name(array.where)
             while name in names:  # one key has a dot, and others are on the way
-                name += "_"
+                name = f"{first}_{next(numbers)}"
             names.add(name)
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
                 file.write(file_head(array.placed))
                 file.write(array.data)
+
+
+def _file_name(where: str) -> str:
+    """Of an array in an archive. A server chooses its keys: whoever unpacks the files finds them in his folder."""
+    parts = _SEPARATORS.split(where[:_NAME_MOST].replace("\0", ""))
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "result"
 
 
 def is_shown(array: Array | Placed) -> bool:

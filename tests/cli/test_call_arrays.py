@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from rdmanet.cli import call as call_command
 from rdmanet.cli.call_arrays import file_head, fits, of_file, of_list, write_archive
 from rdmanet.rpc.dynamic_results import ArrayWithin
 from rdmanet.rpc.messages import Array, Field, Placed
@@ -128,13 +130,20 @@ def test_arrays_within_a_result(server, tmp_path: Path):
 def test_names_in_an_archive(tmp_path: Path):
     """A server may have any keys."""
     arrays = []
-    for where in ("a.b", "a.b", "", "../x\0", "n" * 2000, "ö"):
+    for where in ("a.b", "a.b", "a.b", "", "../x\0", "/a//..\\./b", "..", "n" * 2000, "ö"):
         arrays.append(ArrayWithin(Placed("<i2", [1], 0), 2, where))
         arrays[-1].data = memoryview(b"\1\0")
     write_archive(tmp_path / "all.npz", arrays)
     with numpy.load(tmp_path / "all.npz") as found:
-        assert list(found) == ["a.b", "a.b_", "result", "../x", "n" * 1000, "ö"]
+        names = ["a.b", "a.b_1", "a.b_2", "result", "x", "a/b", "result_3", "n" * 1000, "ö"]
+        assert list(found) == names
         assert all(found[name].tolist() == [1] for name in found)
+
+
+def test_what_no_type_has_is_printed_as_text(capsys):
+    """A peer may send extensions of msgpack."""
+    call_command._print({"a": msgspec.msgpack.Ext(1, b"x")})
+    assert "Ext" in json.loads(capsys.readouterr().out)["a"]
 
 
 def test_errors_teach(server, tmp_path: Path):
