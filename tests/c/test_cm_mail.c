@@ -605,6 +605,8 @@ static void the_channel_is_flooded(void)
 	CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
 	tell(&other, 'q');
 	destroy(next_request());
+	say(other.fd, 'a');
+	CHECK(hear(other.fd) == 'R'); /* before it asks again: it may hear that at any time */
 
 	tell(&other, 't'); /* what follows comes by the link */
 	fill(channel->fd);
