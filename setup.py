@@ -92,7 +92,7 @@ cython_parts = [
     "rdmanet/credit.pxd",
     *glob("rdmanet/wire/*.pxd"),
 ]
-SMALL = ("rdmanet.protocol", "rdmanet.rpc.", "rdmanet.stream.")
+SMALL = ("rdmanet.rpc.", "rdmanet.stream.")
 # What each frame, or each call of rpc, takes most of its instructions in. clang makes all the rest as small as it can.
 BUSIEST = (
     "rdmanet._core",

@@ -1,7 +1,7 @@
-# cython: annotation_typing=False, nonecheck=True, auto_pickle=False
 """The states of a connection, without I/O, clock or loop. What goes over the wire is in credit.py.
 
-The application's asyncio protocol is called by stream/callbacks.py and, for received bytes, by _pyx/sink.pxi.
+Words and tables only: stream/machine.py takes events by them. The application's asyncio protocol is called by
+stream/callbacks.py and, for received bytes, by _pyx/sink.pxi.
 
 Theory
 ------
@@ -10,6 +10,8 @@ of it (`Writing`), which may end earlier, what the application has been told of 
 below (`Ending`). No flag elsewhere is a state. An event goes to the first two; the others have events of their own. An
 event that these tables do not have is illegal: it raises and changes nothing. If the peer is to blame, it raises a
 ProtocolError, which comes back as `Event.PEER_VIOLATED`.
+
+This file is not compiled: Cython would make the tables by C that runs once, and is 50 KB of a wheel.
 
 The rules that the tables spell out:
 
@@ -40,8 +42,6 @@ The rules that the tables spell out:
 `abort()` and an exception in a callback lead to CLOSED from everywhere.
 """
 
-import errno
-import os
 from enum import Enum, IntFlag, auto
 from typing import Final
 
@@ -196,71 +196,6 @@ class TellingEvent(_Row):
     """Our Abort is on its way, and the peer may write to the program's memory until it has that."""
     LOSE = auto()
 
-
-class IllegalEvent(RuntimeError):
-    """An impossible event: the lifecycle is at fault. The machine has not changed."""
-
-
-class Machine:
-    """The state machine of one connection.
-
-    `receive(event)` returns actions. Carry them out before the next event is received. The exception is DELIVER_EOF,
-    which may call the application, which may close or abort: the actions of that come first. LOSE and RELEASE never
-    come twice.
-    """
-
-    def __init__(self) -> None:
-        self.state = _OPENING
-        self.writing = _WRITING_OPEN
-        self.told = _TOLD_NOTHING
-        self.error: BaseException | None = None
-        """What connection_lost() gets; in OPENING, what those get who wait for the connection."""
-
-    def receive(self, event: Event, error: BaseException | None = None) -> "Action":
-        """Take an event, and return the actions. `error` is its cause, if the lifecycle knows a better one.
-
-        Of several causes the first is kept. An illegal event changes nothing, and raises ProtocolError if only the
-        peer can have caused it, otherwise IllegalEvent.
-        """
-        change = _known.get((self.state, self.writing, event)) or _change(self.state, self.writing, event)
-        self.state, self.writing, actions, blame = change
-        if blame is not None and self.error is None:
-            self.error = error if error is not None else _error(blame, event)
-        return actions
-
-    def tell(self, event: TellingEvent) -> "Action":
-        """The same for what the application is told of the end: LOSE is to call connection_lost(), once."""
-        self.told, action = TELLING[self.told][event]
-        return action
-
-    @property
-    def opening(self) -> bool:
-        """Whether connection_made() is still to come."""
-        return self.state in _UNMADE
-
-    @property
-    def closing(self) -> bool:
-        """Whether close() has taken effect, or the connection is over."""
-        return self.state is _CLOSING or self.state in _GONE
-
-    @property
-    def over(self) -> bool:
-        """Whether there is no connection any more, though received bytes may be left to deliver."""
-        return self.state in _GONE
-
-    @property
-    def writable(self) -> bool:
-        """Whether our half takes bytes: it does while a close() waits, too."""
-        return self.writing in _WRITABLE and self.state not in _GONE
-
-    def __repr__(self) -> str:
-        error = f" error={self.error!r}" if self.error is not None else ""
-        return f"<Machine {self.state.name} writing={self.writing.name}{error}>"
-
-
-# ---------------------------------------------------------------------------
-# The tables
-# ---------------------------------------------------------------------------
 
 _S, _E, _A, _W = State, Event, Action, Writing
 _T, _I, _N, _B = Told, TellingEvent, Ending, EndingEvent
@@ -448,52 +383,3 @@ ENDINGS: Final[dict[Ending, dict[EndingEvent, tuple[Ending, Action]]]] = {
     },
     _N.RELEASED: dict.fromkeys(EndingEvent, (_N.RELEASED, NOTHING)),
 }
-
-# Before Python 3.12 an enum takes twenty times as long to give a member as a module to give a global.
-_OPENING, _CLOSING, _CLOSED, _TOLD_NOTHING = _S.OPENING, _S.CLOSING, _S.CLOSED, _T.NOTHING
-_WRITING_OPEN, _CLOSE_DUE, _OVER = _W.OPEN, _W.CLOSE_DUE, _W.OVER
-_WRITABLE: Final = frozenset({_W.OPEN, _W.CLOSE_DUE})
-_UNMADE: Final = frozenset({_S.OPENING, _S.UNHEARD})
-_GONE: Final = frozenset({_S.DRAINING, _S.DRAINING_TO_EOF, _S.CLOSED})
-"""No frame is sent any more; our half is over, unless a close() still waits: that one comes."""
-_OF_STATE: Final = frozenset(event for row in STATES.values() for event in row)
-_OF_WRITING: Final = frozenset(event for row in WRITING.values() for event in row)
-
-_ERRNO: Final[dict[type[OSError], int]] = {
-    _RESET: errno.ECONNRESET,
-    _TIMEOUT: errno.ETIMEDOUT,
-    ProtocolError: errno.EPROTO,
-}
-
-_Outcome = tuple[State, Writing, Action, type[OSError] | None]
-_known: Final[dict[tuple[State, Writing, Event], _Outcome]] = {}
-"""What `_change` has answered: most lives have the same few events."""
-
-
-def _change(state: State, writing: Writing, event: Event) -> _Outcome:
-    """What an event means by the tables: both states, the actions, the kind of error. Raises as `Machine.receive`."""
-    key, actions, blame, half_actions = (state, writing, event), NOTHING, None, NOTHING
-    try:
-        if event in _OF_STATE:
-            state, actions, blame = STATES[state][event]
-        if event in _OF_WRITING:
-            writing, half_actions = WRITING[writing][event]
-    except KeyError:
-        message = f"{event.name} in {key[0].name} (writing: {key[1].name})"
-        if event in (Event.FIN_RECEIVED, Event.ABORT_RECEIVED):
-            raise ProtocolError(f"the peer's frame may not come now: {message}") from None
-        raise IllegalEvent(message) from None
-    if (state, writing) in TOGETHER:
-        state, more, _ = TOGETHER[state, writing]
-        actions |= more
-    if state in _GONE and (state is _CLOSED or writing is not _CLOSE_DUE):
-        writing = _OVER
-    else:
-        actions |= half_actions
-    _known[key] = change = state, writing, actions, blame
-    return change
-
-
-def _error(kind: type[OSError], event: Event) -> OSError:
-    number = _ERRNO[kind]
-    return kind(number, f"{os.strerror(number)} ({event.name.lower().replace('_', ' ')})")

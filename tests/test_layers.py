@@ -77,7 +77,7 @@ ROOMS = [
     ],
     [{"_core", "_verbs"}],
     [
-        {"protocol", "wire.offers"},
+        {"protocol", "stream.machine", "wire.offers"},
         {"verbs", "cm", "verbs.device_lookup"},
         {"verbs.device_events"},
         {"verbs.device_log"},
@@ -175,6 +175,7 @@ PURE = {
     "errors",
     "credit",
     "protocol",
+    "stream.machine",
     "base.bodies",
     "wire.placement",
     "wire.slots",

@@ -2,7 +2,7 @@
 
 cimport cython
 
-from rdmanet.protocol cimport Machine
+from rdmanet.stream.machine cimport Machine
 from rdmanet.stream.waits cimport Waits
 
 

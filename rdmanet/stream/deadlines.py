@@ -16,8 +16,9 @@ import errno
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from rdmanet.protocol import Machine, State
+from rdmanet.protocol import State
 from rdmanet.stream.connection import Connection
+from rdmanet.stream.machine import Machine
 from rdmanet.stream.waits import Wait, Waits
 
 _L = TypeVar("_L")

@@ -5,7 +5,7 @@ Theory
 ------
 A ``Lifecycle`` connects parts that do not know each other, and carries out what they decide:
 
-* ``Machine`` (protocol.py, pure) has the states, and decides. Whatever happens is an event for it; it answers with
+* ``Machine`` (machine.py, pure) has the states, and decides. Whatever happens is an event for it; it answers with
   actions, and `handle` carries them out.
 * ``Connection`` (compiled) moves bytes, and calls ``data_received`` itself, so nothing here runs per message.
 * ``Endpoint`` (establish.py) is the identifier and the queue pair. It reports that the connection is established
@@ -34,7 +34,7 @@ from rdmanet import credit
 from rdmanet._core import CMID, process_id
 from rdmanet.base.late_import import imported
 from rdmanet.errors import name_peer
-from rdmanet.protocol import Action, Event, Machine, State, TellingEvent, Told, Writing
+from rdmanet.protocol import Action, Event, State, TellingEvent, Told, Writing
 from rdmanet.stream import ending, tls
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.stream.callbacks import Callbacks, is_buffered
@@ -43,6 +43,7 @@ from rdmanet.stream.deadlines import Deadlines
 from rdmanet.stream.establish import Endpoint, Role
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
+from rdmanet.stream.machine import Machine
 from rdmanet.stream.options import StreamConfig
 from rdmanet.stream.parts import Life, facts_now, plain_row
 from rdmanet.stream.readiness import Readiness

@@ -2,10 +2,10 @@
 
 cimport cython
 
-from rdmanet.protocol cimport Machine
 from rdmanet.stream.callbacks cimport Callbacks
 from rdmanet.stream.deadlines cimport Deadlines
 from rdmanet.stream.establish cimport Endpoint
+from rdmanet.stream.machine cimport Machine
 from rdmanet.stream.teardown cimport Teardown
 from rdmanet.stream.writing cimport WritingHalf
 

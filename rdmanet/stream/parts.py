@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rdmanet._core import STREAM_COUNTERS
-from rdmanet.protocol import Event, Machine, State
+from rdmanet.protocol import Event, State
 from rdmanet.stream.callbacks import Callbacks
 from rdmanet.stream.connection import Connection
 from rdmanet.stream.deadlines import Deadlines
 from rdmanet.stream.establish import CLIENT, Endpoint
 from rdmanet.stream.facts import Facts
 from rdmanet.stream.loop_context import LoopContext
+from rdmanet.stream.machine import Machine
 from rdmanet.stream.options import StreamConfig
 from rdmanet.stream.readiness import Readiness
 from rdmanet.stream.teardown import Teardown

@@ -12,7 +12,8 @@ import os
 import select
 
 from rdmanet._core import Connection
-from rdmanet.protocol import Machine, State
+from rdmanet.protocol import State
+from rdmanet.stream.machine import Machine
 
 
 def new_bell() -> int:

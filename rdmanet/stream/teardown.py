@@ -3,7 +3,7 @@
 
 Theory
 ------
-`protocol.Machine` decides what the application sees of the end. Below that there is a queue pair to disconnect and
+`Machine` decides what the application sees of the end. Below that there is a queue pair to disconnect and
 memory to free, and one thing delays both: our Abort frame tells the peer the reason, and a disconnection, which takes
 another path, would overtake it. So the disconnection waits until the Abort has arrived, or the peer's time is up. This
 is the farewell. How far the end is says a state, `Ending`, whose table is with the others in protocol.py.

@@ -2,8 +2,8 @@
 
 cimport cython
 
-from rdmanet.protocol cimport Machine
 from rdmanet.stream.callbacks cimport Callbacks
+from rdmanet.stream.machine cimport Machine
 
 
 @cython.final

@@ -18,10 +18,11 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from rdmanet.protocol import Event, Machine, State, TellingEvent, Told, Writing
+from rdmanet.protocol import Event, State, TellingEvent, Told, Writing
 from rdmanet.stream import tls
 from rdmanet.stream.callbacks import Callbacks
 from rdmanet.stream.connection import Connection
+from rdmanet.stream.machine import Machine
 
 logger = logging.getLogger("rdmanet")
 

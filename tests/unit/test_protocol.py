@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdmanet import protocol
 from rdmanet.errors import ProtocolError
 from rdmanet.protocol import (
     NOTHING,
@@ -15,13 +16,12 @@ from rdmanet.protocol import (
     WRITING,
     Action,
     Event,
-    IllegalEvent,
-    Machine,
     State,
     TellingEvent,
     Told,
     Writing,
 )
+from rdmanet.stream.machine import IllegalEvent, Machine
 
 A, E, S, W = Action, Event, State, Writing
 END = A.LOSE | A.DISCONNECT | A.RELEASE
@@ -425,3 +425,8 @@ def test_a_close_before_there_is_a_connection_waits_for_it() -> None:
 def test_repr() -> None:
     assert repr(machine(E.CLOSE)) == "<Machine CLOSING writing=FIN_DUE>"
     assert "error=ConnectionResetError" in repr(machine(E.CUT_OFF))
+
+
+def test_the_tables_are_not_compiled() -> None:
+    """The C that makes them is 50 KB of a wheel (docs/developers/releasing.md). A file of an older build goes first."""
+    assert protocol.__file__.endswith(".py")

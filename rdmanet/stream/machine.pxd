@@ -1,4 +1,4 @@
-"""The C face of protocol.py: the machine's fields without a table of attributes."""
+"""The C face of machine.py: the machine's fields without a table of attributes."""
 
 cimport cython
 
