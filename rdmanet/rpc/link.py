@@ -253,8 +253,10 @@ class Link(Messenger, asyncio.Protocol):
         if self._close_timer is not None:
             self._close_timer.cancel()
         self.error = self.error or exc
-        if self.error is not None:  # whose traceback has frames that have this link
-            self.error.__traceback__ = None
+        if self.error is not None:
+            # Its traceback has frames that have this link. And where a Cancel could not be written, its context is the
+            # CancelledError that was being handled, with the caller's frames, and what these have.
+            self.error.__traceback__ = self.error.__context__ = None
         self._collected.clear()
         self._framer.drop()  # a link goes by the garbage collector
         self._long.drop()

@@ -8,6 +8,8 @@ until the garbage collector comes by. So here the collector is off, and argument
 import asyncio
 import contextlib
 import gc
+import socket
+import struct
 import types
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -237,6 +239,28 @@ async def test_a_lost_connection(net: Net, method: str, kind: str, size: int):
         del call
         if "retry" not in CLIENTS[kind]:
             assert await dropped(make(client, method, watch.array(size), "wait")) is rpc.Error
+        assert await watch.is_over(server)
+
+
+async def takes(client: Holds, data: Any) -> None:
+    """A caller whose frame has what it passes."""
+    await client.take(data, "wait", numbers())
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+async def test_a_connection_that_is_found_lost_when_a_call_is_cancelled(net: Net):
+    """Cancel cannot be written. That error is raised while CancelledError is handled, and the connection keeps it."""
+    service, server, client, watch = await watched(net)
+    with without_collector():
+        (call,) = await begin(takes(client, watch.array(INLINE)))
+        await service.journal.until("saw")
+        theirs = callee(server).link.transport
+        at_once = struct.pack("ii", 1, 0)  # by RST
+        theirs.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        theirs.abort()
+        call.cancel()
+        assert await dropped(call) is asyncio.CancelledError
+        del call
         assert await watch.is_over(server)
 
 
