@@ -336,10 +336,6 @@ class Lifecycle(Life):
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def end_now(self, error: Exception | None = None) -> None:
-        """End at once, and do not wait until the peer has heard of it; connection_lost() gets this error."""
-        ending.end_now(self, error)
-
     def release_now(self) -> None:
         """Give everything back at once. Later calls do nothing."""
         self.teardown.release_now()

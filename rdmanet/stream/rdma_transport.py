@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdmanet import credit
 from rdmanet.protocol import State
+from rdmanet.stream import ending
 from rdmanet.stream.establish import Role
 from rdmanet.stream.lifecycle import Lifecycle
 from rdmanet.stream.loop_context import LoopContext
@@ -84,7 +85,7 @@ class RdmaTransport(asyncio.Transport):
 
     def _end_now(self, error: Exception | None = None) -> None:
         """abort(), without a word to the peer; connection_lost() gets this error. Later calls do nothing."""
-        self._life.end_now(error)
+        ending.end_now(self._life, error)
 
     def _close_above(self) -> None:
         """close(), but if there is TLS above, it sends what it has buffered, and says good-bye, first."""
