@@ -45,19 +45,23 @@ class AcceptQueue:
         self.server = server
         server.on_close = self._wake
 
-    async def next(self) -> BufferingProtocol | None:
-        """Wait for a connection; None if there will be no more. Cancelling it loses none."""
+    async def next(self, library: Any) -> BufferingProtocol:
+        """Wait for a connection. Cancelling it loses none.
+
+        :param library: AnyIO or Trio: its ClosedResourceError is raised when the listener is closed, its
+            BrokenResourceError when the device is gone
+        """
         while not self.closed:
             if self._arrived:
                 return self._arrived.popleft()
             if not self.server.sockets:
-                return None
+                raise library.BrokenResourceError("the device that was listened on is gone")
             self._waiter = self._home.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        return None
+        raise library.ClosedResourceError("this listener is closed")
 
     def close(self) -> None:
         """Stop listening, and abort the connections that wait."""

@@ -5,7 +5,7 @@ some. This protocol stands between the two. It holds about ``_LIMIT_BYTES``, the
 later stay in their slots, the peer runs out of credits, and its writers wait.
 
 The waiting methods return when there may be something to see. They raise nothing but what cancels them; the attributes
-say what there is.
+say what there is. `BufferedStream` is what both kinds of streams have in common above it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import errno
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from rdmanet.base.notifier import Future, Notifier
 from rdmanet.transport import RdmaTransport
@@ -159,6 +159,79 @@ class BufferingProtocol(asyncio.Protocol):
         self.error = exc
         for what in self._waiting:
             self._tell(what)
+
+
+class BufferedStream:
+    """A stream of AnyIO's or Trio's: which errors it raises, and where it lets other tasks run."""
+
+    _library: Any
+    """`anyio` or `trio`, which name these errors and checkpoints alike."""
+
+    def __init__(self, protocol: BufferingProtocol) -> None:
+        self._protocol = protocol
+        self._transport = protocol.transport
+        self._closed = False
+        self._sent_eof = False
+
+    async def _receive(self, most: int) -> bytes:
+        """At least one byte, and at most so many; b"" at end of file."""
+        protocol, library = self._protocol, self._library
+        if protocol.readable or self._closed:
+            await library.lowlevel.checkpoint()
+        else:
+            await library.lowlevel.checkpoint_if_cancelled()  # bytes that arrive just now would hide it
+            await protocol.wait_readable()
+        if self._closed:
+            raise library.ClosedResourceError("this stream is closed")
+        if data := protocol.take(most):
+            return data
+        if protocol.error is not None and not protocol.eof:
+            raise library.BrokenResourceError(str(protocol.error)) from protocol.error
+        return b""
+
+    async def _send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of it, once there is room. If this is cancelled, nothing of it was sent."""
+        waited = await self._until_room()
+        # The program may change a memoryview at once; the transport would send from it later.
+        self._transport.write(bytes(data) if isinstance(data, memoryview) else data)
+        if not waited:
+            await self._library.lowlevel.cancel_shielded_checkpoint()
+
+    async def _until_room(self) -> bool:
+        """Wait until bytes may be written; returns whether it had to."""
+        await self._library.lowlevel.checkpoint_if_cancelled()
+        self._check_sendable()
+        if self._protocol.writable:
+            return False
+        await self._protocol.wait_writable()
+        self._check_sendable()
+        return True
+
+    def _check_sendable(self) -> None:
+        if self._closed or self._sent_eof:
+            raise self._library.ClosedResourceError("this stream is closed for sending")
+        if (broken := self._protocol.broken) is not None:
+            raise self._library.BrokenResourceError(str(broken)) from broken
+
+    async def _close(self) -> None:
+        """Close, and wait until the peer's device has everything. If this is cancelled, drop what has not been sent."""
+        self._closed = True
+        self._protocol.wake()
+        self._transport.close()
+        try:
+            await self._library.lowlevel.checkpoint()
+            await self._protocol.wait_lost()
+        except BaseException:
+            self._transport.abort()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._transport!r}>"
+
+    def __del__(self) -> None:
+        transport = getattr(self, "_transport", None)
+        if transport is not None and not self._closed and not transport.is_closing():
+            forgotten(self, transport)
 
 
 def forgotten(stream: object, transport: RdmaTransport) -> None:

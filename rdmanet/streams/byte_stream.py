@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import ByteStream, IPAddressType, Listener, SocketAttribute, TaskGroup
-from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint
 
 from rdmanet.base.notifier import Notifier, TrioNotifier, current_notifier
 from rdmanet.errors import shown
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.streams.accept_queue import AcceptQueue
-from rdmanet.streams.buffering import BufferingProtocol, forgotten
+from rdmanet.streams.buffering import BufferedStream, BufferingProtocol
 from rdmanet.transport import RdmaTransport, create_rdma_connection, start_rdma_server
 
 __all__ = ["RdmaAttribute", "RdmaByteStream", "RdmaListener", "connect_rdma", "create_rdma_listener"]
@@ -105,16 +105,15 @@ class RdmaAttribute(anyio.TypedAttributeSet):
     """The name of the RDMA device."""
 
 
-class RdmaByteStream(ByteStream):
+class RdmaByteStream(BufferedStream, ByteStream):
     """One connection (``anyio.abc.ByteStream``, method by method). `connect_rdma` and listeners create it."""
 
+    _library = anyio
+
     def __init__(self, protocol: BufferingProtocol) -> None:
-        self._protocol = protocol
-        self._transport = protocol.transport
+        super().__init__(protocol)
         self._receiving = anyio.ResourceGuard("receiving from")
         self._sending = anyio.ResourceGuard("sending to")
-        self._closed = False
-        self._sent_eof = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Receive at least one byte and at most ``max_bytes``; waits while there is nothing.
@@ -131,18 +130,8 @@ class RdmaByteStream(ByteStream):
         if operator.index(max_bytes) < 1:
             raise ValueError(f"max_bytes={shown(max_bytes)} is not a positive integer")
         with self._receiving:
-            protocol = self._protocol
-            if protocol.readable or self._closed:
-                await checkpoint()
-            else:
-                await checkpoint_if_cancelled()  # bytes that arrive just now would hide it
-                await protocol.wait_readable()
-            if self._closed:
-                raise anyio.ClosedResourceError
-            if data := protocol.take(max_bytes):
+            if data := await self._receive(max_bytes):
                 return data
-            if protocol.error is not None and not protocol.eof:
-                raise anyio.BrokenResourceError(str(protocol.error)) from protocol.error
             raise anyio.EndOfStream
 
     async def send(self, item: bytes) -> None:
@@ -159,15 +148,7 @@ class RdmaByteStream(ByteStream):
         after all of ``item`` was accepted.)
         """
         with self._sending:
-            await checkpoint_if_cancelled()
-            self._check_sendable()
-            if waits := not self._protocol.writable:
-                await self._protocol.wait_writable()
-                self._check_sendable()
-            # The program may change a memoryview at once; the transport would send from it later.
-            self._transport.write(bytes(item) if isinstance(item, memoryview) else item)
-            if not waits:
-                await cancel_shielded_checkpoint()
+            await self._send(item)
 
     async def send_eof(self) -> None:
         """Send end of file after what was sent: the peer's ``receive()`` raises EndOfStream. Receiving still works.
@@ -190,15 +171,7 @@ class RdmaByteStream(ByteStream):
 
         If it is cancelled, it drops what has not been sent, and closes all the same.
         """
-        self._closed = True
-        self._protocol.wake()
-        self._transport.close()
-        try:
-            await checkpoint()
-            await self._protocol.wait_lost()
-        except BaseException:
-            self._transport.abort()
-            raise
+        await self._close()
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -211,20 +184,6 @@ class RdmaByteStream(ByteStream):
             RdmaAttribute.transport: lambda: self._transport,
             RdmaAttribute.device: lambda: info("rdma_device"),
         }
-
-    def _check_sendable(self) -> None:
-        if self._closed or self._sent_eof:
-            raise anyio.ClosedResourceError
-        if (broken := self._protocol.broken) is not None:
-            raise anyio.BrokenResourceError(str(broken)) from broken
-
-    def __repr__(self) -> str:
-        return f"<RdmaByteStream {self._transport!r}>"
-
-    def __del__(self) -> None:
-        transport = getattr(self, "_transport", None)
-        if transport is not None and not self._closed and not transport.is_closing():
-            forgotten(self, transport)
 
 
 class RdmaListener(Listener[RdmaByteStream]):
@@ -244,12 +203,7 @@ class RdmaListener(Listener[RdmaByteStream]):
         self._queue.server._refuse_foreign()
         with self._accepting:
             await checkpoint()
-            protocol = await self._queue.next()
-            if protocol is not None:
-                return RdmaByteStream(protocol)
-            if self._queue.closed:
-                raise anyio.ClosedResourceError
-            raise anyio.BrokenResourceError("the device that was listened on is gone")
+            return RdmaByteStream(await self._queue.next(anyio))
 
     async def serve(
         self, handler: Callable[[RdmaByteStream], Any], task_group: TaskGroup | None = None

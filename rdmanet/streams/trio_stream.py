@@ -27,7 +27,7 @@ from trio.abc import HalfCloseableStream, Listener
 from rdmanet.errors import shown
 from rdmanet.stream.addresses import SockAddr
 from rdmanet.streams.accept_queue import AcceptQueue
-from rdmanet.streams.buffering import BufferingProtocol, forgotten
+from rdmanet.streams.buffering import BufferedStream, BufferingProtocol
 from rdmanet.streams.trio_loop import trio_loop
 from rdmanet.transport import RdmaTransport, create_rdma_connection, start_rdma_server
 
@@ -90,16 +90,15 @@ async def serve_rdma(
     await trio.serve_listeners(handler, listeners, handler_nursery=handler_nursery, task_status=task_status)
 
 
-class RdmaStream(HalfCloseableStream):
+class RdmaStream(BufferedStream, HalfCloseableStream):
     """One connection (``trio.abc.HalfCloseableStream``). `open_rdma_stream` and listeners create it."""
 
+    _library = trio
+
     def __init__(self, protocol: BufferingProtocol) -> None:
-        self._protocol = protocol
-        self._transport = protocol.transport
+        super().__init__(protocol)
         self._receiving = _OneTask("receiving from this stream")
         self._sending = _OneTask("sending to this stream")
-        self._closed = False
-        self._sent_eof = False
 
     @property
     def transport(self) -> RdmaTransport:
@@ -124,19 +123,7 @@ class RdmaStream(HalfCloseableStream):
         if most < 1:
             raise ValueError(f"max_bytes={shown(max_bytes)} is not positive")
         with self._receiving.entered():
-            protocol = self._protocol
-            if protocol.readable or self._closed:
-                await trio.lowlevel.checkpoint()
-            else:
-                await trio.lowlevel.checkpoint_if_cancelled()  # bytes that arrive just now would hide it
-                await protocol.wait_readable()
-            if self._closed:
-                raise trio.ClosedResourceError("this stream is closed")
-            if data := protocol.take(most):
-                return data
-            if protocol.error is not None and not protocol.eof:
-                raise trio.BrokenResourceError(str(protocol.error)) from protocol.error
-            return b""
+            return await self._receive(most)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of ``data``; waits while earlier bytes have not left.
@@ -151,11 +138,7 @@ class RdmaStream(HalfCloseableStream):
         If it is cancelled, nothing of ``data`` was sent.
         """
         with self._sending.entered():
-            waits = await self._until_room()
-            # The program may change a memoryview at once; the transport would send from it later.
-            self._transport.write(bytes(data) if isinstance(data, memoryview) else data)
-            if not waits:
-                await trio.lowlevel.cancel_shielded_checkpoint()
+            await self._send(data)
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until ``send_all`` would not wait.
@@ -188,39 +171,7 @@ class RdmaStream(HalfCloseableStream):
 
         If it is cancelled, it drops what has not been sent, and closes all the same.
         """
-        self._closed = True
-        self._protocol.wake()
-        self._transport.close()
-        try:
-            await trio.lowlevel.checkpoint()
-            await self._protocol.wait_lost()
-        except BaseException:
-            self._transport.abort()
-            raise
-
-    async def _until_room(self) -> bool:
-        """Wait until bytes may be written; returns whether it had to."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        self._check_sendable()
-        if self._protocol.writable:
-            return False
-        await self._protocol.wait_writable()
-        self._check_sendable()
-        return True
-
-    def _check_sendable(self) -> None:
-        if self._closed or self._sent_eof:
-            raise trio.ClosedResourceError("this stream is closed for sending")
-        if (broken := self._protocol.broken) is not None:
-            raise trio.BrokenResourceError(str(broken)) from broken
-
-    def __repr__(self) -> str:
-        return f"<RdmaStream {self._transport!r}>"
-
-    def __del__(self) -> None:
-        transport = getattr(self, "_transport", None)
-        if transport is not None and not self._closed and not transport.is_closing():
-            forgotten(self, transport)
+        await self._close()
 
 
 class RdmaListener(Listener[RdmaStream]):
@@ -240,12 +191,7 @@ class RdmaListener(Listener[RdmaStream]):
         self._queue.server._refuse_foreign()
         with self._accepting.entered():
             await trio.lowlevel.checkpoint()
-            protocol = await self._queue.next()
-            if protocol is not None:
-                return RdmaStream(protocol)
-            if self._queue.closed:
-                raise trio.ClosedResourceError("this listener is closed")
-            raise trio.BrokenResourceError("the device that was listened on is gone")
+            return RdmaStream(await self._queue.next(trio))
 
     async def aclose(self) -> None:
         """Stop listening, and abort the connections that were not accepted. Accepted connections live on."""
