@@ -13,6 +13,7 @@ Switches (environment; after changing one, build with --force or run `make clean
 
 import os
 import runpy
+import sysconfig
 from glob import glob
 
 from Cython.Build import cythonize
@@ -116,6 +117,15 @@ class BuildExtensions(build_ext):
         super().finalize_options()
         self.parallel = self.parallel or True  # as many at once as there are processors
         self.in_tree = self.inplace  # run() sets that to False, and copies what was built
+
+    def run(self):
+        if self.in_tree:
+            # A module that an older tree has compiled would be imported instead of its source.
+            current = {self.get_ext_filename(ext.name) for ext in self.extensions}
+            found = glob(f"rdmanet/**/*{sysconfig.get_config_var('EXT_SUFFIX')}", recursive=True)
+            for path in set(found) - current:
+                os.remove(path)
+        super().run()
 
     def get_ext_filename(self, fullname):
         # Asked with and without the package's name in front.
