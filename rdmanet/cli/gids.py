@@ -5,10 +5,9 @@ The table is that of show_gids. The last column marks the address to choose when
 
 import argparse
 import json
-import socket
 import sys
 
-from rdmanet.cli.text import chosen, gid_text, table
+from rdmanet.cli.text import chosen, gid_text, interface_name, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
                     "gid": gid_text(entry.gid),
                     "address": str(entry.address),
                     "type": entry.gid_type.name,
-                    "interface": _interface(entry.ndev_ifindex),
+                    "interface": interface_name(entry.ndev_ifindex),
                     "preferred": entry is best,
                 }
             )
@@ -57,10 +56,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("gids: no device has an address" if devices else "gids: there is no device", file=sys.stderr)
     return 0 if entries else 1
-
-
-def _interface(index: int) -> str:
-    try:
-        return socket.if_indextoname(index)
-    except OSError:
-        return ""

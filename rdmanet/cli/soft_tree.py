@@ -10,11 +10,12 @@ for itself and for programs that still run.
 import hashlib
 import json
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from rdmanet.cli.text import gid_text, interface_name
 
 CLASS = "sys/class/infiniband/soft0"
 VERBS = "sys/class/infiniband_verbs"
@@ -99,7 +100,7 @@ def _links(context: Any) -> Iterator[tuple[str, str]]:
     yield f"{VERBS}/rdmanet_soft0/device", "../../../devices/virtual/rdmanet/soft0"
     yield f"{PARENT}/infiniband", "../../../../class/infiniband"
     yield NODE, "/dev/null"
-    names = {_interface(entry) for entry in context.gid_table(1)} - {""}
+    names = {interface_name(entry.ndev_ifindex) for entry in context.gid_table(1)} - {""}
     for name in names - {"lo"} or names:
         yield f"{INTERFACES}/{name}", f"/sys/class/net/{name}"  # this one is the kernel's
         if device := _device_of(name):
@@ -156,17 +157,9 @@ def _port(context: Any, port: Any) -> Iterator[tuple[str, str]]:
     entries = {entry.gid_index: entry for entry in context.gid_table(1)}
     for index in range(port.gid_tbl_len):
         entry = entries.get(index)
-        raw = entry.gid.hex() if entry else "0" * 32
-        yield f"gids/{index}", ":".join(raw[i : i + 4] for i in range(0, 32, 4)) + "\n"
+        yield f"gids/{index}", gid_text(entry.gid if entry else bytes(16)) + "\n"
         yield f"gid_attrs/types/{index}", ("IB/RoCE v1\n" if infiniband else "RoCE v2\n") if entry else ""
-        yield f"gid_attrs/ndevs/{index}", f"{_interface(entry)}\n" if entry else ""
-
-
-def _interface(entry: Any) -> str:
-    try:
-        return socket.if_indextoname(entry.ndev_ifindex)
-    except OSError:  # it has gone since
-        return ""
+        yield f"gid_attrs/ndevs/{index}", f"{interface_name(entry.ndev_ifindex)}\n" if entry else ""
 
 
 def _read(path: str, convert: Any) -> str:

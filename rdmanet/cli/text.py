@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -65,6 +66,14 @@ def chosen(command: str, devices: Sequence[Any], name: str | None) -> Sequence[A
 def gid_text(gid: bytes) -> str:
     """A GID as the kernel writes it, and show_gids: eight groups of four digits."""
     return gid.hex(":", 2)
+
+
+def interface_name(index: int) -> str:
+    """The name of a network interface; "" if there is none, as on InfiniBand, or if it has just gone."""
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return ""
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: str = "  ") -> str:

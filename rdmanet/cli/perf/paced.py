@@ -46,10 +46,16 @@ class Schedule:
         return 0.0
 
 
-class _Paced:
-    """Of a protocol."""
+class _Scheduled:
+    """What keeps to a schedule."""
 
-    schedule: Schedule
+    def __init__(self, size: int, seconds: float, schedule: Schedule) -> None:
+        super().__init__(size, seconds)  # type: ignore[call-arg]
+        self.schedule = schedule
+
+
+class _Paced(_Scheduled):
+    """Of a protocol."""
 
     def start(self: Any) -> None:
         self.schedule.begin()
@@ -76,25 +82,13 @@ class _Paced:
 class PacedPinger(_Paced, Pinger):
     """That is handed `bytes`."""
 
-    def __init__(self, size: int, seconds: float, schedule: Schedule) -> None:
-        super().__init__(size, seconds)
-        self.schedule = schedule
-
 
 class PacedBufferedPinger(_Paced, BufferedPinger):
     """That receives into its own buffer."""
 
-    def __init__(self, size: int, seconds: float, schedule: Schedule) -> None:
-        super().__init__(size, seconds)
-        self.schedule = schedule
 
-
-class PacedStreamPinger(StreamPinger):
+class PacedStreamPinger(_Scheduled, StreamPinger):
     """By reader and writer."""
-
-    def __init__(self, size: int, seconds: float, schedule: Schedule) -> None:
-        super().__init__(size, seconds)
-        self.schedule = schedule
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Report:
         message, schedule, clock = bytes(self.size), self.schedule, time.perf_counter
