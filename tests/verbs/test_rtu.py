@@ -3,8 +3,11 @@
 It is lost by a fault, or never said: a program that moves its queue pair itself says it with establish().
 """
 
+import contextlib
 import errno
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,11 +27,9 @@ def move(cm_id: CMID, side: Side, *states: QPState) -> None:
         side.qp.modify(attr)
 
 
-@pytest.fixture
-def ends(device, manager: Manager, address: str) -> Iterator[tuple[CMID, CMID, Net]]:
+@contextlib.contextmanager
+def two_ends(manager: Manager, address: str) -> Iterator[tuple[CMID, CMID, Net]]:
     """A client that was asked for a connection by the number of a queue pair, and a server; nobody has said more."""
-    if device.transport_type == 1:
-        pytest.skip("iWARP's connection manager connects the queue pair itself")
     listener = manager.listener(address)
     client = manager.resolved(listener.local_addr)
     net = Net(client.context, address)
@@ -36,6 +37,14 @@ def ends(device, manager: Manager, address: str) -> Iterator[tuple[CMID, CMID, N
     client.connect(qp_num=net.sides[0].qp.qp_num)
     yield client, manager.next(E.CONNECT_REQUEST).id, net
     net.close()
+
+
+@pytest.fixture
+def ends(device, manager: Manager, address: str) -> Iterator[tuple[CMID, CMID, Net]]:
+    if device.transport_type == 1:
+        pytest.skip("iWARP's connection manager connects the queue pair itself")
+    with two_ends(manager, address) as found:
+        yield found
 
 
 def test_a_message_comes_instead(manager: Manager, ends):
@@ -91,6 +100,45 @@ def test_no_other_event(ends):
     with pytest.raises(OSError, match="rdma_notify") as caught:
         server.notify(EventType.SQ_DRAINED)
     assert caught.value.errno == errno.EINVAL
+
+
+def engine_sleeps() -> int:
+    """How often the engine of this process has fallen asleep; it sleeps now."""
+    [engine] = (
+        task
+        for task in Path("/proc/self/task").iterdir()
+        if (task / "comm").read_text() == "rdmanet-engine\n"
+    )
+    while True:
+        said = (engine / "status").read_text()
+        if re.search(r"^State:\s*S", said, re.MULTILINE):
+            return int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", said, re.MULTILINE)[0])
+
+
+def wakes_the_engine(manager: Manager, address: str) -> bool:
+    """Whether the engine has run since the server's program said that it has heard the client."""
+    with two_ends(manager, address) as (client, server, net):
+        qp = manager.qp(server)
+        theirs = Side(server.qp.pd, None, qp.recv_cq, qp)  # type: ignore[arg-type]
+        theirs.receive()
+        server.accept()
+        manager.next(E.CONNECT_RESPONSE, client)
+        move(client, net.sides[0], *RTS)
+        net.sides[0].send()
+        assert theirs.one().status == WCStatus.SUCCESS
+        slept = engine_sleeps()
+        server.notify()
+        has_run = engine_sleeps() != slept
+        manager.next(E.ESTABLISHED, server)
+        return has_run
+
+
+@pytest.mark.embedded_only("a kernel has no engine")
+def test_the_engine_sleeps_on(device, manager: Manager, address: str):
+    """The thread that says it does what is to be done: it wakes no engine, which might be on its CPU."""
+    if device.transport_type == 1:
+        pytest.skip("iWARP's connection manager connects the queue pair itself")
+    assert not all(wakes_the_engine(manager, address) for _ in range(10))  # a timer may wake it
 
 
 @pytest.mark.embedded_only("by a fault")

@@ -197,7 +197,7 @@ RN_EXPORT int rdma_notify(struct rdma_cm_id *rdma_id, enum ibv_event_type event)
 		rn_cm_wire_notified(id->wire);
 	else if (rn_cm_wire_phase(id->wire) != RN_CM_WIRE_ESTABLISHED)
 		error = EINVAL;
-	rn_cm_unlock();
+	rn_cm_unlock_and_send();
 	return error ? rn_cm_error(error) : 0;
 }
 

@@ -184,7 +184,7 @@ void rn_cm_wire_established(struct rn_cm_wire *wire)
 		rn_cm_wire_disconnect(wire);
 }
 
-/* The engine looks again: it is a stranger's no more, and may be handed over. */
+/* Its task looks again: it is a stranger's no more, and may be handed over. */
 void rn_cm_wire_notified(struct rn_cm_wire *wire)
 {
 	rn_cm_wire_established(wire);
