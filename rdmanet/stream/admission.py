@@ -144,21 +144,19 @@ class Line:
         """How many of this source there are."""
         return len(self._of.get(source, ()))
 
-    def eldest(self) -> Visitor:
-        """The first of all. There must be one."""
-        return next(iter(self.since))
-
     def eldest_of_the_busiest(self) -> Visitor:
-        """The first of the source that has the most; if several have, the one that came first."""
+        """The first of the source that has the most; if several have, the one that came first. There must be one."""
+        if len(self._of) == 1:  # as nearly always: no function is called
+            return next(iter(self.since))
         return self._first_by(lambda source: -len(self._of[source]))
 
     def eldest_of_the_least(self, other: Line) -> Visitor:
         """The first of the source that has the fewest in the other line; if several have, the one that came first."""
+        if len(self._of) == 1:
+            return next(iter(self.since))
         return self._first_by(other.count)
 
     def _first_by(self, order: Callable[[str], int]) -> Visitor:
-        if len(self._of) == 1:
-            return self.eldest()
         source = min(self._of, key=lambda source: (order(source), next(iter(self._of[source].values()))))
         return next(iter(self._of[source]))
 
@@ -250,11 +248,11 @@ class Admission:
         patience = PATIENCE_S + self._handshake_s
         if waiting.since:
             patience = OTHERS_WAIT_S
-            next_one = waiting.eldest_of_the_least(inside)
-            if inside.count(visitor.source) - inside.count(next_one.source) >= 2:
+            ours, next_ones = visitor.source, waiting.eldest_of_the_least(inside).source
+            if ours != next_ones and inside.count(ours) - inside.count(next_ones) >= 2:
                 patience = UNFAIR_S
         when = inside.since[visitor] + patience
-        eldest = inside.eldest()
+        eldest = next(iter(inside.since))
         if (latest := inside.since[eldest] + PATIENCE_S + self._handshake_s) < when:
             return eldest, latest
         return visitor, when
