@@ -11,12 +11,15 @@ So it hardly ever sees a connection that is idle only because the client has jus
 ends, and whoever had just connected would get no answer. With ``waits_to_hear`` the accepting side therefore makes its
 protocol when the first frame has come (`begin_late`), and the connecting side leaves that frame to its program for a
 few turns of the loop (`speak`). A client that says nothing has held up nobody: the server waits `FIRST_WORD_S` at most.
+
+soft-iWARP overlooks a first frame that comes before it has finished accepting, until another one comes (rules.md). So a
+client there that has heard nothing of its peer's sends it some more (`speak_again`).
 """
 
 from __future__ import annotations
 
 from rdmanet import credit
-from rdmanet._core import CMEvent
+from rdmanet._core import CMEvent, TransportType
 from rdmanet.protocol import Event, State, Writing
 from rdmanet.stream.callbacks import is_buffered
 from rdmanet.stream.establish import CLIENT
@@ -24,7 +27,8 @@ from rdmanet.stream.options import KEEPALIVE
 from rdmanet.stream.parts import Life
 
 # As globals: before Python 3.12 an enum takes twenty times as long to give a member.
-_ESTABLISHED, _CLOSE_DUE, _CREDIT = Event.ESTABLISHED, Writing.CLOSE_DUE, credit.Kind.CREDIT
+_ESTABLISHED, _CLOSE_DUE, _OPEN = Event.ESTABLISHED, Writing.CLOSE_DUE, Writing.OPEN
+_CREDIT, _PING, _IWARP = credit.Kind.CREDIT, credit.Kind.PING, TransportType.IWARP
 
 FIRST_WORD_S = 0.05
 """How long an accepting side waits for a client's first frame. Mostly it comes at once; on a slow machine a client's
@@ -32,6 +36,8 @@ turns take some milliseconds each. uvicorn gives a server 0.1 s after it has clo
 time is answered, so this is less."""
 FIRST_WORD_TURNS = 4
 """For how many turns of its loop a client leaves the first frame to its program, whose tasks have to be woken."""
+AGAIN_S = (0.05, 0.2, 1.0)
+"""How long a client waits each time for its peer's first frame, until it speaks again to a device that may overlook."""
 
 
 def established(life: Life, event: CMEvent) -> None:
@@ -82,6 +88,8 @@ def _begin(life: Life) -> None:
     life.callbacks.connection_made()
     if connects:
         speak(life, FIRST_WORD_TURNS if config.waits_to_hear else 0)
+        if not life.teardown.released and may_be_overlooked(life):
+            life.deadlines.begin_first_word(AGAIN_S[0], speak_again, (life, 1))
     life.loop.call_soon(connection.greet)
     connection.hear_early()
     if close_due:
@@ -96,3 +104,27 @@ def speak(life: Life, turns: int) -> None:
         life.loop.call_soon(speak, life, turns - 1)
     else:
         life.connection.send_control(_CREDIT)
+
+
+def may_be_overlooked(life: Life) -> bool:
+    """Whether our device is of a kind that may overlook what a client says first: its peer's is most likely as ours."""
+    if life.loop_context.library.embedded_device:
+        return False
+    return life.connection.engine.pd.context.transport_type is _IWARP
+
+
+def speak_again(attempt: tuple[Life, int]) -> None:
+    """Send another frame unless the peer has sent data; this is the so-many-th time.
+
+    The first is a Ping if one may still go: who answers needs no others.
+    """
+    life, number = attempt
+    life.deadlines.end_first_word()
+    if life.teardown.released or life.loop_context.foreign or life.connection.stats()["frames_received"]:
+        return
+    if number == 1 and life.machine.writing is _OPEN:
+        life.connection.send_control(_PING, bytes(credit.PING_BYTES))
+    else:
+        life.connection.send_control(_CREDIT)
+    if number < len(AGAIN_S):
+        life.deadlines.begin_first_word(AGAIN_S[number], speak_again, (life, number + 1))
