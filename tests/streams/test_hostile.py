@@ -143,7 +143,9 @@ async def test_refused_strangers_do_not_fill_the_log(net: Net, device, caplog, m
             await caller.call(HOST, port, b"GET / HTTP/1.1")
             await caller.event(CMEventType.REJECTED)
             caller.close()
-    endings = [record.getMessage().rpartition("peer")[2] for record in caplog.records]
+    # On a slow machine asyncio says that it is slow.
+    messages = [record.getMessage() for record in caplog.records if record.name == "rdmanet"]
+    endings = [message.rpartition("peer")[2] for message in messages]
     assert endings == ["", " (and 2 more of this kind)", " (and 1 more of this kind)"]
 
 
@@ -310,14 +312,17 @@ def crowd(device):
 @pytest.mark.not_on_siw("lets a connection stand when it is accepted")
 async def test_who_asks_and_never_goes_on(net: Net, crowd, monkeypatch):
     """All of them together get a few places, 16 MiB in all, and not for long."""
-    monkeypatch.setattr(admission, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(admission, "OTHERS_WAIT_S", 0.2)
+    for limit in ("PATIENCE_S", "OTHERS_WAIT_S"):
+        monkeypatch.setattr(admission, limit, 3600.0)  # the places are full however slowly they come
     server, port = await net.serve(Echo)
     places = admission.places_for(stream_half_open_bytes(65536, 16, False))
     assert places < len(crowd)
     for caller in crowd:
         await caller.call(HOST, port, HELLO)  # and nothing more: it does not even look at what comes back
     await until_seen(lambda: len(server._half_open) >= places)
+    monkeypatch.setattr(admission, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(admission, "OTHERS_WAIT_S", 0.2)
+    next(iter(server._half_open)).admission._set_timer()
     for _ in range(3):
         await serving(net, port)
         assert len(server._half_open) <= places
