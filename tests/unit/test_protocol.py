@@ -428,5 +428,5 @@ def test_repr() -> None:
 
 
 def test_the_tables_are_not_compiled() -> None:
-    """The C that makes them is 50 KB of a wheel (docs/developers/releasing.md), and the build removes what was."""
+    """The C that makes them is 30 to 50 KB of a wheel (docs/developers/releasing.md), and the build removes what was."""
     assert protocol.__file__.endswith(".py")
