@@ -428,5 +428,5 @@ def test_repr() -> None:
 
 
 def test_the_tables_are_not_compiled() -> None:
-    """The C that makes them is 30 to 50 KB of a wheel (docs/developers/releasing.md), and the build removes what was."""
+    """Their C would be 30 to 50 KB of a wheel (docs/developers/releasing.md). A build removes older files."""
     assert protocol.__file__.endswith(".py")
