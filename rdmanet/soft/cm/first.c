@@ -6,9 +6,9 @@
  * meanwhile wait for the link, and are then asked for by it (ask.c).  By a socket each of them would take a descriptor
  * and an accept, and both engines several turns: a program that makes many connections at once makes one that way.
  *
- * They wait for WAIT_MS at most, from when the first one began, and no longer when it is clear that it links nothing: it
- * is refused, tried again or closed; or the processes may not map each other.  Then each goes by a socket.  A first
- * connection that takes longer is waited for no more, and no other in its place.
+ * They wait for rn_cm_first_wait_ms at most, from when the first one began, and no longer when it is clear that it
+ * links nothing: it is refused, tried again or closed; or the processes may not map each other.  Then each goes by a
+ * socket.  A first connection that takes longer is waited for no more, and no other in its place.
  *
  * All of this runs on the engine, or a thread that stands in for it.
  */
@@ -16,7 +16,9 @@
 #include "cm/wire.h"
 #include "peer/peer.h"
 
-enum { FIRSTS = 16, WAIT_MS = 250 };
+enum { FIRSTS = 16 };
+
+uint64_t rn_cm_first_wait_ms = 250;
 
 static struct rn_cm_wire *firsts[FIRSTS];
 
@@ -47,7 +49,7 @@ static void begin(struct rn_cm_wire *wire)
 		return;
 	firsts[at] = wire;
 	wire->is_first = true;
-	wire->awaited_until_ns = rn_now_ns() + WAIT_MS * 1000000ull;
+	wire->awaited_until_ns = rn_now_ns() + rn_cm_first_wait_ms * 1000000;
 }
 
 void rn_cm_first_leave(struct rn_cm_wire *wire)

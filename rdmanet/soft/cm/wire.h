@@ -318,6 +318,7 @@ void rn_cm_first_leave(struct rn_cm_wire *wire); /* it waits no more */
 void rn_cm_first_look(struct rn_cm_wire *wire); /* has it linked the processes? */
 void rn_cm_first_forget(struct rn_cm_wire *wire); /* it will not, or is over */
 void rn_cm_first_forked(void);
+extern uint64_t rn_cm_first_wait_ms; /* tests change it */
 
 /* --- secret.c: on the engine, with rn_cm_lock held --------------------------------------------- */
 
