@@ -11,8 +11,8 @@
 # polling adds at most 1.25 times what the process uses anyway. Programs gain most when both sides do real work for each
 # message.
 #
-# A message that is there before anybody waits (our own send has completed, or the next of many has come) ends no wait:
-# what is done for it belongs to the work before the next wait.
+# A message that is there before anybody waits (our own send has completed, or the next of many has come) does not count
+# as a wait: the work for it counts as part of the work before the next wait.
 #
 # What takes a loop's time keeps all of its connections waiting: a callback that computes, or a call that blocks. So
 # stretches of work are counted, from the end of a pass to that of the next, in cells by powers of two. A short one

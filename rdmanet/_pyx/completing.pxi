@@ -1,6 +1,7 @@
 # Completions of a connection.
 #
-# The engine gives each completion to `stream_completed`. A send's retires it and all before it, a receive's is a frame.
+# The engine gives each completion to `stream_completed`. A send's completion retires that send and all before it. A
+# receive's brings a frame.
 
 
 cdef int stream_completed(Receiver connection, verbs.ibv_wc *wc) except -1:

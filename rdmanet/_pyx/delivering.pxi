@@ -2,7 +2,7 @@
 #
 # The engine calls `deliver_received` in a pass, for each connection on its list. A sink takes bytes then, or, if a
 # program reads them itself, at another time; it tells that by `slots_consumed`. A callback may do anything: close the
-# connection, pause it, or choose another sink. So nothing is kept across one but what is looked at again.
+# connection, pause it, or choose another sink. So after each callback everything is read again.
 
 
 cdef int deliver_received(Receiver connection) except -1:

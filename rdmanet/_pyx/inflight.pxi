@@ -1,9 +1,9 @@
 # The requests that are posted and not completed, with what they keep alive.
 #
 # The device may write into a request's memory until its completion has been polled. So each queue pair has an _InFlight
-# for either queue, and each shared receive queue has a _Shared: what they refer to lives until then. They find it by
-# the completion's wr_id (wrid.pxi). The byte stream keeps its own books: sendlog.pxi for sends, and ownring.pxi and
-# sharedring.pxi for receives.
+# for each of its two queues, and each shared receive queue has a _Shared: what they refer to lives until then. They
+# find it by the completion's wr_id (wrid.pxi). The byte stream keeps its own books: sendlog.pxi for sends, and
+# ownring.pxi and sharedring.pxi for receives.
 
 # Storing into and taking out of a list. Most of the cost of posting and polling in Python is reference counting, and
 # most of that would be for None. So an empty entry contains None, and its reference is kept while the entry is in use.

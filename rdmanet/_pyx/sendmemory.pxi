@@ -5,7 +5,7 @@
 # A connection borrows memory for its send slots and control buffers when it has something to post. When nothing of it
 # is in flight any more, it likely sends again soon: up to WARM_MOST keep it, until the engine sleeps or another finds
 # none. If all of the pool's memory is lent, a connection waits (`in_want`) until another gives its own back. The pool
-# always has memory for one at least, so somebody has some who will give it back.
+# always has memory for one at least, so some connection has memory that it will give back.
 
 cdef enum:
     SEND_BUFFERS_SPARE = 16         # empty slabs of what connections send from: they take turns

@@ -6,8 +6,8 @@
 #
 #     look    take at most a batch from each queue that is awake, and hand the completions out
 #     spin    if there were none, look for a couple of microseconds in C: a completion mostly comes right behind the
-#             last one. If there was something, do not: woken tasks must not wait for that. What we have sent ourselves
-#             is nothing, if it wakes none: the answer to it would find us on our way through the loop
+#             last one. If there was something, do not: woken tasks must not wait for that. Completions of our own
+#             sends that wake no task count as nothing: otherwise the answer would come while we go round the loop
 #     work    whatever the user has to do then
 #     rest    pass again for as long as watching pays (busypoll.pxi). Then arm, look once more (a completion that came
 #             before the arming raises no event: ibv_req_notify_cq(3)), and sleep until the channel is readable

@@ -7,8 +7,8 @@ take no longer for being asked about. It never waits, and never sends anything t
 
 On this host, the peer's door (doors.py) says whether it takes RDMA. What it has said to one connection is good for
 others for `KEPT_S`, if it is still so: the loop has turned just then. Whether it is still so, the kernel is asked again
-after `SURE_S`, which is less than a connection waits for its server: one that is begun later in that time gets no other
-server than those that wait already, and the device asks for each of them who has the listener's name. So a connection
+after `SURE_S`, which is less than a connection waits for its server: a connection that is begun within that time gets
+the server of those that wait already, and the device asks for each of them who has the listener's name. So a connection
 that follows another one makes no choice of its own: it takes that one's way, with its device and options (`Kept`).
 By default RDMA is chosen only if the embedded device will map the peer's memory, which it can for a process of the same
 user: without that, RDMA between two processes of one host is emulated over TCP, and slower than TCP.

@@ -5,7 +5,7 @@ calls the base's if the call is not ours, with the same arguments. The switch an
 the first call: a program may have no network, and is not to pay for one. So this module imports little. If the program
 cannot read these modules by then, the loop has a `TcpAlone` (tcp_alone.py) for a switch.
 
-What a program, its tests or a library may put in a method's place is asked as the base asks it. The methods are
+A method that a program, its tests or a library has replaced is called as the base calls it. The methods are
 coroutine functions where the base's are, which mock's `autospec` looks at. They have the base's signatures, by which
 libraries know what a loop takes, and its names of arguments. Each call looks the base's method up anew, so one that is
 replaced in its class later counts. What the base calls of the loop's (asyncio's `create_connection`: `getaddrinfo` and

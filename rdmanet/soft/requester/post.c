@@ -29,7 +29,7 @@
 #include "requester/requester.h"
 
 /* Longer ones are not executed by the poster.  A READ is waited for in any case; what the engine takes to wake up is
- * little beside the time of its copy.  Who sends much has cut it into pieces of this size. */
+ * little beside the time of its copy.  Callers that send much split it into pieces of this size. */
 enum { READ_AT_ONCE = 1 << 20, MOST_AT_ONCE = 4 << 20 };
 
 /* --- posting sends ---------------------------------------------------------------------------------------- */
