@@ -73,7 +73,7 @@ class PrivateLoop:
         """Why there may be no call now."""
         if self.foreign:
             return RuntimeError(f"this was opened by process {self._pid}; open another after fork")
-        if asyncio._get_running_loop() is not None:
+        if asyncio._get_running_loop() not in (None, self.loop):
             return RuntimeError(
                 "an event loop runs in this thread, and a call that blocks would stop it: "
                 "use open_rdma_connection() or start_rdma_stream_server() there"

@@ -397,17 +397,23 @@ def test_keyboard_interrupt_while_a_call_begins_or_ends(ends):
     assert at >= 3
 
 
-def test_a_signal_whose_handler_calls_the_stream(ends):
+@pytest.mark.parametrize("by_loop", [False, True], ids=["", "by-loop"])
+def test_a_signal_whose_handler_calls_the_stream(ends, by_loop):
     """It is refused, before it has written anything; the call that it interrupted goes on."""
     near, far = ends
-    refused = []
+    if by_loop:  # where a timer waits, the loop runs during the call
+        near._private.loop.call_later(3600.0, int)
+    refused, handled = [], threading.Event()
 
     def handler(*_: object) -> None:
-        for call in (lambda: near.recv(1), lambda: near.write(b"x"), near.close):
-            with pytest.raises(RuntimeError, match="what a signal interrupted") as caught:
-                call()
-            refused.append(caught)
-        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "a handler runs as it would elsewhere"
+        try:
+            for call in (lambda: near.recv(1), lambda: near.write(b"x"), near.close):
+                with pytest.raises(RuntimeError, match="what a signal interrupted") as caught:
+                    call()
+                refused.append(caught)
+            assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "a handler runs as it would elsewhere"
+        finally:
+            handled.set()
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
@@ -415,8 +421,7 @@ def test_a_signal_whose_handler_calls_the_stream(ends):
         def send() -> None:
             until_in_a_call(near)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            while not refused:
-                time.sleep(0.001)
+            handled.wait()
             far.write(b"x")
 
         with meanwhile(send):
