@@ -11,7 +11,7 @@ below (`Ending`). No flag elsewhere is a state. An event goes to the first two; 
 event that these tables do not have is illegal: it raises and changes nothing. If the peer is to blame, it raises a
 ProtocolError, which comes back as `Event.PEER_VIOLATED`.
 
-This file is not compiled: Cython would make the tables by C that runs once, and is 30 to 50 KB of a wheel.
+This file is not compiled: Cython would build the tables by C code that runs once, and takes 30 to 50 KB of a wheel.
 
 The rules that the tables spell out:
 
